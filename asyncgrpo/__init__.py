@@ -1,0 +1,1 @@
+"""Asynchronous GRPO: vLLM keeps generating while the model trains."""

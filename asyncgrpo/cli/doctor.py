@@ -1,0 +1,84 @@
+"""`asyncgrpo doctor [CONFIG.yaml]`: says before a run what would stop it, and what to do about it.
+
+A check is a function that returns one `Check`. Machine checks need nothing; run checks need a configuration; live
+checks start engines, so they come last and only if nothing before has failed.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from asyncgrpo.cli.checks import machine, run_checks
+from asyncgrpo.cli.checks.check import Check
+from asyncgrpo.config import RunConfig
+from asyncgrpo.config.loading import load_config
+from asyncgrpo.errors import ConfigError
+
+MACHINE_CHECKS: tuple[Callable[[RunConfig], Check], ...] = (
+    machine.python,
+    machine.packages,
+    machine.vllm,
+    machine.torch_companions,
+    machine.devices,
+    machine.memory,
+    machine.shared_memory,
+    machine.compiler,
+)
+
+RUN_CHECKS: tuple[Callable[[RunConfig], Check], ...] = (
+    run_checks.model,
+    run_checks.rewards,
+    run_checks.dataset,
+    run_checks.engines_listen,
+    run_checks.metrics_port,
+    run_checks.run_folder,
+)
+
+LIVE_CHECKS: tuple[Callable[[RunConfig], Check], ...] = ()
+
+
+def add(commands: Any) -> None:
+    """Register the command with argparse."""
+    parser: argparse.ArgumentParser = commands.add_parser(
+        "doctor",
+        help="check this machine, and a configuration, before a run",
+        description="Check this machine and, with CONFIG.yaml, everything a run would need. One line per check: "
+        "ok, warn or fail, and what to do. Exits with 1 if any check fails.",
+        usage="asyncgrpo doctor [CONFIG.yaml] [--section.field=value ...]",
+        allow_abbrev=False,
+    )
+    parser.add_argument("config", metavar="CONFIG.yaml", nargs="?", help="configuration file")
+    parser.set_defaults(run=run)
+
+
+def run(path: str | None, overrides: Sequence[str]) -> int:
+    """Print the checks one by one, as they finish. Returns 1 if any fails."""
+    failed = False
+    for check in examine(path, overrides):
+        print(check, flush=True)
+        failed = failed or check.status == "fail"
+    return int(failed)
+
+
+def examine(path: str | None, overrides: Sequence[str]) -> Iterator[Check]:
+    """All checks that make sense, in order."""
+    failed = False
+    try:
+        config = load_config(path, overrides).config
+    except ConfigError as error:
+        yield from (Check("config", "fail", line, "`asyncgrpo config` prints every setting") for line in _lines(error))
+        path, config = None, RunConfig()
+    else:
+        if path is not None:
+            yield Check("config", "ok", path)
+    for check in (function(config) for function in (*MACHINE_CHECKS, *(RUN_CHECKS if path else ()))):
+        failed = failed or check.status == "fail"
+        yield check
+    if path and not failed:
+        yield from (function(config) for function in LIVE_CHECKS)
+
+
+def _lines(error: Exception) -> list[str]:
+    return str(error).splitlines()

@@ -1,0 +1,53 @@
+"""`asyncgrpo train CONFIG.yaml`: a training run, from the configuration to the final model."""
+
+from __future__ import annotations
+
+import argparse
+import textwrap
+from collections.abc import Sequence
+from typing import Any
+
+from asyncgrpo.config.loading import load_config
+from asyncgrpo.config.names import SECTIONS
+
+
+def add(commands: Any) -> None:
+    """Register the command with argparse."""
+    parser: argparse.ArgumentParser = commands.add_parser(
+        "train",
+        help="train a model",
+        description="Train a model as CONFIG.yaml says. Any setting can be given as --section.field=value as well,\n"
+        "which wins over the file. Everything is checked before anything is loaded.",
+        epilog=_settings(),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        usage="asyncgrpo train CONFIG.yaml [--section.field=value ...]",
+        allow_abbrev=False,
+    )
+    parser.add_argument("config", metavar="CONFIG.yaml", help="configuration file, with sections as below")
+    parser.set_defaults(run=run)
+
+
+def run(path: str, overrides: Sequence[str]) -> int:
+    """Load the configuration and train. Raises AsyncGRPOError."""
+    loaded = load_config(path, overrides)
+
+    from asyncgrpo.launch import run_training
+
+    return run_training(loaded)
+
+
+def _settings() -> str:
+    lines = ["sections and their fields:"]
+    for section, cls in SECTIONS.items():
+        fields = textwrap.wrap(", ".join(cls.model_fields), width=80)
+        lines += [f"  {section if i == 0 else '':<11} {text}" for i, text in enumerate(fields)]
+    lines += [
+        f"  {'rewards':<11} a list of: path, weight, name, timeout",
+        "",
+        "`asyncgrpo config` prints every field with its default and what it means;",
+        "`asyncgrpo config CONFIG.yaml` prints what a run would use, and where each value comes from.",
+        "",
+        "example:",
+        "  asyncgrpo train run.yaml --training.learning_rate=2e-6 --engines.devices='[cpu:0-3]'",
+    ]
+    return "\n".join(lines)

@@ -1,0 +1,62 @@
+"""Structured concurrency: what starts together ends together, and every wait has a deadline that names itself."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from contextlib import asynccontextmanager
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+
+async def run_until(goal: Coroutine[Any, Any, T], *services: Coroutine[Any, Any, Any]) -> T:
+    """Run services while `goal` runs. A service that fails, or merely returns, ends the run with its error."""
+
+    async def forever(service: Coroutine[Any, Any, Any]) -> None:
+        name = service.__qualname__
+        await service
+        raise RuntimeError(f"{name} returned while training was still running")
+
+    try:
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(forever(service), name=service.__qualname__) for service in services]
+            result = await goal
+            for task in tasks:
+                task.cancel()
+        return result
+    except BaseExceptionGroup as failures:
+        raise root_cause(failures) from failures
+
+
+def root_cause(error: BaseException) -> BaseException:
+    """The first error inside nested exception groups: what a user should read."""
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error
+
+
+@asynccontextmanager
+async def deadline(seconds: float, error: Callable[[str], Exception], what: str) -> AsyncIterator[None]:
+    """Raise `error("<what> took longer than <seconds> s")` when the block is late."""
+    try:
+        async with asyncio.timeout(seconds) as scope:
+            yield
+    except TimeoutError as late:
+        if not scope.expired():
+            raise
+        raise error(f"{what} took longer than {seconds:g} s") from late
+
+
+async def gather_all(*awaitables: Awaitable[T]) -> list[T]:
+    """Results in order; the first failure cancels the rest and is raised bare."""
+
+    async def run(awaitable: Awaitable[T]) -> T:
+        return await awaitable
+
+    try:
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(run(awaitable)) for awaitable in awaitables]
+    except BaseExceptionGroup as failures:
+        raise root_cause(failures) from failures
+    return [task.result() for task in tasks]

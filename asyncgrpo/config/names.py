@@ -1,0 +1,143 @@
+"""What a setting is called: by section in YAML, flat in Python, and by another name in TRL.
+
+Invariant: every field of every section has exactly one flat name, but for the three that a trainer takes as arguments.
+A flat name is the field's own name unless `_RENAMED` says otherwise.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Callable, Iterable
+
+from pydantic.fields import FieldInfo
+
+from asyncgrpo.config.root import RunConfig
+from asyncgrpo.config.sections import Section
+
+SECTIONS: dict[str, type[Section]] = {
+    name: info.annotation
+    for name, info in RunConfig.model_fields.items()
+    if isinstance(info.annotation, type) and issubclass(info.annotation, Section)
+}
+
+FIELDS: dict[str, FieldInfo] = {
+    f"{section}.{name}": info for section, cls in SECTIONS.items() for name, info in cls.model_fields.items()
+}
+"""Every setting by its dotted key."""
+
+TRAINER_ARGUMENTS = {"model.path": "model", "data.dataset": "train_dataset"}
+"""Given to a trainer under these names, so without a flat one. (So are `rewards`, as `reward_funcs`.)"""
+
+_RENAMED = {
+    # TRL's names.
+    "engines.urls": "vllm_server_base_url",
+    "engines.gpu_memory_utilization": "vllm_gpu_memory_utilization",
+    "engines.max_model_len": "vllm_max_model_length",
+    "engines.startup_timeout": "vllm_server_timeout",
+    "objective.importance_sampling_correction": "vllm_importance_sampling_correction",
+    "objective.importance_sampling_cap": "vllm_importance_sampling_cap",
+    # Names that mean something only beside their section.
+    "engines.devices": "vllm_devices",
+    "engines.dtype": "vllm_dtype",
+    "engines.extra_args": "vllm_extra_args",
+    "engines.port": "vllm_port",
+    "learner.devices": "learner_devices",
+    "learner.mode": "learner_mode",
+    "weights.transport": "weights_transport",
+}
+
+FLAT: dict[str, str] = {key: _RENAMED.get(key, key.partition(".")[2]) for key in FIELDS if key not in TRAINER_ARGUMENTS}
+"""Dotted key to flat name."""
+
+DOTTED: dict[str, str] = {flat: key for key, flat in FLAT.items()}
+"""Flat name to dotted key."""
+
+_BATCH = (
+    "the batch is <training.groups_per_step> prompts x <generation.num_generations> samples, "
+    "in <training.num_minibatches>"
+)
+_SEPARATE = "engines are always vLLM servers of their own; see <engines.devices> and <engines.urls>"
+_MODEL = "see <model.dtype>, <model.attn_implementation> and <model.trust_remote_code>"
+_NOT_YET = "this version does not have it"
+
+ELSEWHERE: dict[str, str] = {
+    "per_device_train_batch_size": f"{_BATCH} updates of <learner.micro_batch_size> samples at a time",
+    "gradient_accumulation_steps": f"{_BATCH} updates; <learner.micro_batch_size> only bounds memory",
+    "steps_per_generation": f"{_BATCH} updates per pass, <training.num_iterations> passes",
+    "generation_batch_size": f"{_BATCH} updates per pass",
+    "token_budget": "<learner.micro_batch_size> bounds what one forward pass holds",
+    "use_vllm": _SEPARATE,
+    "vllm_mode": _SEPARATE,
+    "vllm_enable_sleep_mode": _SEPARATE,
+    "vllm_tensor_parallel_size": "name the devices of one engine together, as in <engines.devices> = ['cuda:0,1']",
+    "vllm_server_host": "use <engines.urls>",
+    "vllm_server_port": "use <engines.urls>",
+    "vllm_group_port": "ports between engines and learner are picked free",
+    "vllm_model_impl": "use <engines.extra_args>",
+    "vllm_importance_sampling_clip_max": "use <objective.importance_sampling_cap>",
+    "vllm_importance_sampling_mode": "use <objective.importance_sampling_correction>",
+    "weight_sync_timeout": "use <weights.publish_timeout>",
+    "weight_sync_steps": "every step is published",
+    "max_inflight_tasks": "use <buffer.max_unfinished_groups>",
+    "queue_maxsize": "the buffer is bounded by <buffer.max_staleness> and <buffer.max_unfinished_groups>",
+    "heartbeat_stale_after_s": "use <buffer.stall_timeout>",
+    "max_prompt_tokens": "use <data.max_prompt_length>",
+    "data_seed": "use <run.seed>",
+    "train_sampling_strategy": "use <data.shuffle_dataset>",
+    "model_init_kwargs": _MODEL,
+    "model_name_or_path": "the model is <model.path>",
+    "peft_config": "use <lora.lora_r> and its neighbours",
+    "dataset_name": "the dataset is <data.dataset>",
+    "reward_weights": "each entry of rewards has its weight",
+    "fp16": "use <training.bf16>",
+    "log_completions": "every sample is written to disk; see <observe.save_rollouts>",
+    "logging_steps": "every step is logged",
+    "logging_strategy": "every step is logged",
+    "logging_dir": "logs are written below <run.output_dir>",
+    "report_to": "metrics are served on <observe.metrics_port> and written below <run.output_dir>",
+    "run_name": "the run is named by <run.output_dir>",
+    "overwrite_output_dir": "a run never overwrites; choose another <run.output_dir>",
+    "importance_sampling_level": f"{_NOT_YET}; ratios are per token",
+    "vllm_importance_sampling_clip_min": _NOT_YET,
+    "repetition_penalty": f"{_NOT_YET}: the learner could not reproduce the engine's log-probabilities",
+    "delta": _NOT_YET,
+    "top_entropy_quantile": _NOT_YET,
+    "off_policy_mask_threshold": _NOT_YET,
+    "multi_objective_aggregation": _NOT_YET,
+    "sync_ref_model": f"{_NOT_YET}; the reference model is the initial one",
+    "entropy_coef": _NOT_YET,
+    "max_tool_calling_iterations": _NOT_YET,
+    "save_steps": f"{_NOT_YET}; the final model is saved",
+    "save_strategy": f"{_NOT_YET}; the final model is saved",
+    "resume_from_checkpoint": _NOT_YET,
+    "eval_strategy": _NOT_YET,
+    "eval_steps": _NOT_YET,
+    "per_device_eval_batch_size": _NOT_YET,
+    "num_generations_eval": _NOT_YET,
+}
+"""TRL's arguments that have no counterpart of their own, and what to use instead. <section.field> names a setting."""
+
+Face = Callable[[str], str]
+"""How a face of the configuration spells a dotted key: `dotted` or `flat`."""
+
+_KEY = re.compile(r"\b(" + "|".join(re.escape(key) for key in sorted(FIELDS, key=len, reverse=True)) + r")\b")
+
+
+def dotted(key: str) -> str:
+    return key
+
+
+def flat(key: str) -> str:
+    return FLAT.get(key) or f"the trainer's {TRAINER_ARGUMENTS[key]}"
+
+
+def spell(text: str, face: Face) -> str:
+    """`text` with the dotted keys in it spelled as the face does, and <section.field> unbracketed."""
+    return _KEY.sub(lambda match: face(match[1]), re.sub(r"<(\w+\.\w+)>", r"\1", text))
+
+
+def closest(name: str, candidates: Iterable[str]) -> str | None:
+    """The candidate that `name` is probably a misspelling of."""
+    matches = difflib.get_close_matches(name.replace("-", "_").lower(), list(candidates), n=1, cutoff=0.6)
+    return matches[0] if matches else None

@@ -1,0 +1,134 @@
+"""What is wrong with a setting, in one line each.
+
+Pydantic's findings in our words, and for an unknown key what was probably meant.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from pydantic import ValidationError
+
+from asyncgrpo.config.names import DOTTED, ELSEWHERE, FIELDS, FLAT, SECTIONS, Face, closest, dotted, spell
+from asyncgrpo.config.root import RunConfig
+from asyncgrpo.config.sections import RewardSection
+from asyncgrpo.errors import ConfigError
+
+Where = Callable[[str], str]
+"""Where a dotted key was given, as ` (run.yaml:7)`, or an empty string."""
+
+_SHOWN = 80  # characters of a wrong value
+
+_EXPECTED = {
+    "bool_type": "true or false",
+    "int_type": "a whole number",
+    "int_from_float": "a whole number",
+    "float_type": "a number",
+    "finite_number": "a finite number",
+    "string_type": "text (in quotes, if it looks like a number)",
+    "tuple_type": "a list, as in [a, b]",
+    "dict_type": "a mapping, as in {{name: value}}",
+    "model_type": "a mapping of fields",
+    "model_attributes_type": "a mapping of fields",
+    "greater_than": "more than {gt}",
+    "greater_than_equal": "at least {ge}",
+    "less_than": "less than {lt}",
+    "less_than_equal": "at most {le}",
+    "literal_error": "one of {expected}",
+}
+
+
+def validate(values: Mapping[str, Any], face: Face = dotted, where: Where = lambda key: "") -> RunConfig:
+    """Build a RunConfig from plain values (what JSON can hold), converting nothing but whole numbers to floats.
+
+    Raises ConfigError with one line per problem.
+    """
+    try:
+        # JSON is the mode of pydantic in which a list may be a tuple, but "maybe" is no bool and 1.5 no int.
+        return RunConfig.model_validate_json(json.dumps(values), strict=True)
+    except ValidationError as error:
+        raise ConfigError("\n".join(_lines(error, face, where))) from error
+
+
+def _lines(error: ValidationError, face: Face, where: Where) -> list[str]:
+    lines: list[str] = []
+    wrong: dict[str, tuple[Any, list[str]]] = {}
+    for problem in error.errors(include_url=False):
+        key = _key(problem["loc"])
+        context = problem.get("ctx", {})
+        if problem["type"] == "extra_forbidden":
+            lines.append(unknown_key(key, face, where(key)))
+        elif problem["type"] == "missing":
+            lines.append(f"{_spelled(key, face)}{where(key)}: missing; give a value")
+        elif problem["type"] == "value_error":
+            lines.append(spell(str(context["error"]), face))
+        else:
+            known = _EXPECTED.get(problem["type"])
+            expected = known.format_map(context) if known else problem["msg"]
+            wrong.setdefault(key, (problem["input"], []))[1].append(expected)
+    for key, (value, reasons) in wrong.items():
+        lines.append(f"{_spelled(key, face)} = {_shown(value)}{where(key)}: expected {' or '.join(reasons)}")
+    return lines
+
+
+def _spelled(key: str, face: Face) -> str:
+    """The key as the face has it, where it names a field or an item of one."""
+    field = ".".join(key.split(".")[:2])
+    return f"{face(field)}{key.removeprefix(field)}" if field in FIELDS else key
+
+
+def _shown(value: Any) -> str:
+    text = json.dumps(value, ensure_ascii=False)
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…"
+
+
+def _key(location: tuple[int | str, ...]) -> str:
+    """Dotted key of a pydantic location, without the names of a union's branches that pydantic appends."""
+    depth = 2 if location and location[0] in SECTIONS else len(location)
+    inner = [part for part in location[depth:] if isinstance(part, int)]
+    return ".".join(str(part) for part in (*location[:depth], *inner))
+
+
+def unknown_key(key: str, face: Face, where: str = "") -> str:
+    """One line that names an unknown key, its section, and what was probably meant."""
+    *path, name = key.split(".")
+    section = ".".join(path)
+    if not section:
+        return f"unknown setting {name!r}{where}; {_advice(name, '', face)}"
+    if section.startswith("rewards"):
+        return f"unknown key {name!r} in {section}{where}; a reward has {', '.join(RewardSection.model_fields)}"
+    return f"unknown key {name!r} in section {section}{where}; {_advice(name, section, face)}"
+
+
+def _advice(name: str, section: str, face: Face) -> str:
+    plain = name.replace("-", "_")
+    here = [key.partition(".")[2] for key in FIELDS if key.startswith(f"{section}.")]
+    if plain in here:
+        return f"did you mean {face(f'{section}.{plain}')}?"
+    if face is dotted:
+        owners = [key for key in FIELDS if key.endswith(f".{plain}")]
+        if owners:
+            sections = " or ".join(key.partition(".")[0] for key in owners)
+            return f"{plain} belongs to section {sections}: write {' or '.join(owners)}"
+        if plain in DOTTED:
+            return f"its name here is {DOTTED[plain]}"
+    if plain in ELSEWHERE:
+        return spell(ELSEWHERE[plain], face)
+    return _guess(plain, section, here, face)
+
+
+def _guess(name: str, section: str, here: list[str], face: Face) -> str:
+    guess = closest(name, here)
+    if guess:
+        return f"did you mean {face(f'{section}.{guess}')}?"
+    others = {face(key).rpartition(".")[2]: face(key) for key in FLAT}
+    if face is dotted and not section:
+        others |= {key: key for key in (*SECTIONS, "rewards")}
+    guess = closest(name, others)
+    if guess:
+        return f"did you mean {others[guess]}?"
+    if here:
+        return f"the section has {', '.join(here)}"
+    return f"the sections are {', '.join((*SECTIONS, 'rewards'))}" if face is dotted else "see AsyncGRPOConfig"

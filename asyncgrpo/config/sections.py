@@ -1,0 +1,235 @@
+"""The sections of a run's configuration, one class each. A field's docstring is its `--help` and its documentation.
+
+Field names are unique over all sections (but for those named in `flat.py`), so that the flat Python class and the
+sections in YAML are one thing with one mapping.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
+
+Seconds = PositiveFloat
+Fraction = Annotated[float, Field(gt=0.0, le=1.0)]
+
+
+class Section(BaseModel):
+    """Unknown keys are refused; a built configuration never changes."""
+
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, allow_inf_nan=False, use_attribute_docstrings=True, protected_namespaces=()
+    )
+
+
+class RunSection(Section):
+    output_dir: str = "runs/run"
+    """Folder of this run: configuration, metrics, rollouts, logs, final model. Must not exist yet."""
+    seed: int = 42
+    """Seeds prompt order, learner and engines."""
+
+
+class ModelSection(Section):
+    path: str = ""
+    """Folder in Hugging Face format, or a name on the hub."""
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    """Type of the trained weights (the optimiser's master copy)."""
+    attn_implementation: str = "sdpa"
+    """Attention of the learner, as transformers names it."""
+    trust_remote_code: bool = False
+    """Run Python code that the model folder brings along."""
+
+
+class LoraSection(Section):
+    lora_r: NonNegativeInt = 0
+    """Rank of the adapters; 0 trains all weights."""
+    lora_alpha: PositiveInt = 32
+    """Scale: adapters are multiplied by lora_alpha / lora_r."""
+    lora_dropout: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.0
+    """Dropout before an adapter. Anything above 0 makes learner and engine disagree."""
+    lora_target_modules: tuple[str, ...] | str = "all-linear"
+    """Modules that get an adapter, as peft names them."""
+
+
+class DataSection(Section):
+    dataset: str = ""
+    """Where prompts come from: a JSONL, JSON or Parquet file, a folder saved by `datasets`, or a name on the hub."""
+    dataset_config: str | None = None
+    """Configuration of a hub dataset, for example `main` of openai/gsm8k."""
+    dataset_split: str = "train"
+    """Split to train on."""
+    prompt_column: str = "prompt"
+    """Column with the prompt: a string, or a list of chat messages."""
+    system_prompt: str | None = None
+    """Put before every prompt as a system message; string prompts become chats."""
+    shuffle_dataset: bool = True
+    """Shuffle rows anew in every epoch, seeded by run.seed."""
+    max_prompt_length: PositiveInt | None = None
+    """Prompts with more tokens are skipped and counted; none are cut."""
+    chat_template_kwargs: dict[str, Any] = {}
+    """Passed to the tokenizer's chat template."""
+
+
+class RewardSection(Section):
+    path: str
+    """`package.module:function`, or `file.py:function`."""
+    weight: float = 1.0
+    """Factor of this reward in the sum."""
+    name: str | None = None
+    """Name in metrics and files; the function's own name when absent."""
+    timeout: Seconds = 60.0
+    """Seconds one call may take before the run ends with an error."""
+
+
+class GenerationSection(Section):
+    num_generations: Annotated[int, Field(ge=2)] = 8
+    """Samples per prompt (the group size). At least 2: an advantage needs a comparison."""
+    max_completion_length: PositiveInt = 256
+    """Most tokens a completion may have."""
+    temperature: PositiveFloat = 1.0
+    """Sampling temperature, applied by engines and learner alike."""
+    top_p: float = 1.0
+    """Only 1.0: truncated sampling needs a correction that this version does not have."""
+    top_k: int = 0
+    """Only 0 (off), for the same reason."""
+    min_p: float = 0.0
+    """Only 0.0 (off), for the same reason."""
+    stop_token_ids: tuple[int, ...] = ()
+    """Further tokens that end a completion, besides the model's own end tokens."""
+    request_timeout: Seconds = 300.0
+    """Seconds one completion may take."""
+    max_attempts: PositiveInt = 3
+    """Tries per completion while an engine is unavailable."""
+    max_failed_groups: PositiveInt = 8
+    """Groups that may fail one after the other before the run ends with their error; one alone is dropped."""
+
+
+class EnginesSection(Section):
+    urls: tuple[str, ...] = ()
+    """Engines that already run, by base URL. Empty: engines are started and supervised by the run."""
+    devices: tuple[str, ...] = ("auto",)
+    """One managed engine per entry: `cuda:0`, `cuda:0,1` (tensor parallel), `cpu:0-3` (cores), `cpu` or `auto`."""
+    port: Annotated[int, Field(ge=0, le=65535)] = 0
+    """Port of the first managed engine, further ones count up. 0 picks free ports."""
+    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    """Type the engine computes in. auto: bfloat16 where the hardware multiplies it, else float32."""
+    max_model_len: PositiveInt | None = None
+    """Longest prompt + completion. Absent: taken from data and generation limits, or from the model."""
+    max_num_seqs: PositiveInt | None = None
+    """Completions one engine computes at once. Absent: vLLM's own default."""
+    gpu_memory_utilization: Fraction = 0.9
+    """Share of a GPU's memory for an engine."""
+    cpu_kv_cache_gib: PositiveInt = 2
+    """Memory for the KV cache of an engine on CPU, GiB."""
+    enforce_eager: bool = False
+    """Skip compilation: starts faster, generates slower."""
+    extra_args: tuple[str, ...] = ()
+    """Further arguments of the vLLM server, word by word."""
+    startup_timeout: Seconds = 600.0
+    """Seconds an engine may take until it is healthy."""
+    control_timeout: Seconds = 60.0
+    """Seconds one control call (health, pause, resume) may take."""
+    stop_timeout: Seconds = 20.0
+    """Seconds an engine gets to stop before it is killed."""
+
+
+class BufferSection(Section):
+    max_staleness: NonNegativeInt = 1
+    """S: most versions by which a trained token may trail the learner. 0 is synchronous training."""
+    max_unfinished_groups: PositiveInt | None = None
+    """W: most groups in flight or waiting in the buffer. Lowers mean staleness. Absent: (S + 1) x groups_per_step."""
+    over_stale: Literal["wait", "drop"] = "wait"
+    """A group about to exceed S: the step waits for it (`wait`), or it is dropped and replaced (`drop`)."""
+    stall_timeout: Seconds = 1800.0
+    """Seconds a step may wait for groups before the run ends with an error."""
+
+
+class ObjectiveSection(Section):
+    loss_type: Literal["grpo", "dr_grpo", "bnpo", "dapo"] = "dapo"
+    """Mean over tokens: per sequence (grpo), by a constant (dr_grpo), of the minibatch (bnpo) or of the step (dapo)."""
+    epsilon: PositiveFloat = 0.2
+    """Clip of the ratio current/proximal, below 1."""
+    epsilon_high: PositiveFloat | None = None
+    """Clip above 1. Absent: epsilon."""
+    beta: NonNegativeFloat = 0.0
+    """Weight of the k3 KL divergence from the reference model. 0: no reference model is kept."""
+    importance_sampling_correction: Literal["none", "token_truncate"] = "token_truncate"
+    """Weight of proximal/behaviour: what engine mismatch and staleness changed."""
+    importance_sampling_cap: PositiveFloat = 2.0
+    """Largest weight of a token."""
+    scale_rewards: Literal["group", "none"] = "group"
+    """Divide centred rewards by the group's standard deviation, or not (Dr. GRPO)."""
+    mask_truncated_completions: bool = False
+    """Leave completions that hit max_completion_length out of the loss."""
+
+
+class TrainingSection(Section):
+    max_steps: int = -1
+    """Steps to train. -1: as many as num_train_epochs gives."""
+    num_train_epochs: PositiveFloat = 1.0
+    """Passes over the dataset, when max_steps is -1."""
+    groups_per_step: PositiveInt = 8
+    """P: prompts consumed by one step."""
+    num_iterations: PositiveInt = 1
+    """Passes over a step's samples."""
+    num_minibatches: PositiveInt = 1
+    """Optimiser updates per pass."""
+    learning_rate: PositiveFloat = 1e-6
+    """Peak learning rate of AdamW."""
+    weight_decay: NonNegativeFloat = 0.0
+    """AdamW's weight decay."""
+    adam_beta1: float = 0.9
+    """AdamW's beta1."""
+    adam_beta2: float = 0.999
+    """AdamW's beta2."""
+    adam_epsilon: PositiveFloat = 1e-8
+    """AdamW's epsilon."""
+    lr_scheduler_type: str = "constant"
+    """Schedule, as transformers names it."""
+    warmup_steps: NonNegativeInt = 0
+    """Optimiser updates until the peak learning rate."""
+    max_grad_norm: PositiveFloat = 1.0
+    """Gradients are clipped to this global norm."""
+    bf16: bool = False
+    """Compute in bfloat16 (autocast); weights keep model.dtype."""
+    gradient_checkpointing: bool = False
+    """Recompute activations in the backward pass: less memory, slower."""
+
+
+class LearnerSection(Section):
+    mode: Literal["process", "inline"] = "process"
+    """`process`: one process per device. `inline`: in the orchestrator, for debugging and tests."""
+    devices: tuple[str, ...] = ("auto",)
+    """One rank per entry: `cuda:1`, `cpu:4-7` (cores), `cpu` or `auto`."""
+    micro_batch_size: PositiveInt = 16
+    """Samples in one forward and backward pass on one rank."""
+    start_timeout: Seconds = 600.0
+    """Seconds the learner may take to load the model."""
+    step_timeout: Seconds = 3600.0
+    """Seconds one step may take."""
+
+
+class WeightsSection(Section):
+    transport: Literal["auto", "shared_memory", "nccl"] = "auto"
+    """How weights reach engines: `nccl` between GPUs, `shared_memory` on one host. auto: nccl for engines on GPUs."""
+    shared_memory_dir: str = "/dev/shm"
+    """Where snapshots lie; must be visible to the engines."""
+    publish_timeout: Seconds = 300.0
+    """Seconds a publish to one engine may take."""
+    publish_concurrency: PositiveInt = 1
+    """Engines that load a version at the same time; the others go on generating."""
+    probe: bool = True
+    """Before training, publish perturbed weights and then version 0, and compare log-probabilities both times."""
+    probe_tolerance: PositiveFloat | None = None
+    """Largest mean |difference| of log-probabilities, nats per token. Absent: 0.01 for a float32 engine, else 0.15."""
+
+
+class ObserveSection(Section):
+    metrics_host: str = "127.0.0.1"
+    """Address of /metrics."""
+    metrics_port: Annotated[int, Field(ge=-1, le=65535)] = 0
+    """Port of /metrics. 0 picks a free one, -1 turns it off."""
+    save_rollouts: bool = True
+    """Write every sample to rollouts/*.parquet."""
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+    """Level of logs/orchestrator.log."""

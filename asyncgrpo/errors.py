@@ -1,0 +1,72 @@
+"""Every error asyncgrpo raises on purpose.
+
+    AsyncGRPOError
+    ├── ConfigError            a setting, refused before anything is loaded
+    ├── DataError              a dataset or a row of it
+    ├── RunFolderError         the output folder: exists, locked, not writable
+    ├── EngineError            a generation server
+    │   ├── EngineStartError       never became healthy
+    │   ├── EngineRejected         it answered 4xx: repeating the request will not help
+    │   └── EngineUnavailable      refused, dropped, 5xx or too late: another try may help
+    ├── PublishError           a policy version did not reach an engine
+    │   └── ProbeMismatch          engine and learner disagree about the same weights
+    ├── RewardError            a reward function raised, timed out or returned nonsense
+    ├── LearnerError           the learner failed or its process ended
+    └── StallError             nothing moved for longer than the configured deadline
+
+The command line prints `str(error)` on one line and exits with `exit_code`; a traceback is only for bugs.
+"""
+
+
+class AsyncGRPOError(Exception):
+    """Base of all. The message names the offending value and the remedy."""
+
+    exit_code = 1
+
+
+class ConfigError(AsyncGRPOError):
+    exit_code = 2
+
+
+class DataError(AsyncGRPOError):
+    exit_code = 2
+
+
+class RunFolderError(AsyncGRPOError):
+    exit_code = 2
+
+
+class EngineError(AsyncGRPOError):
+    exit_code = 3
+
+
+class EngineStartError(EngineError):
+    pass
+
+
+class EngineRejected(EngineError):
+    pass
+
+
+class EngineUnavailable(EngineError):
+    pass
+
+
+class PublishError(AsyncGRPOError):
+    exit_code = 4
+
+
+class ProbeMismatch(PublishError):
+    pass
+
+
+class RewardError(AsyncGRPOError):
+    exit_code = 5
+
+
+class LearnerError(AsyncGRPOError):
+    exit_code = 6
+
+
+class StallError(AsyncGRPOError):
+    exit_code = 7

@@ -1,0 +1,241 @@
+"""HTTP client of one engine: a vLLM server with its RL routes. Token ids in, token ids out.
+
+Invariant: a request ends within its deadline, in a result or in an error that carries the URL and the engine's own
+words: EngineRejected (4xx: repeating will not help), EngineUnavailable (no answer, 5xx, too late: it may), EngineError
+(an answer that cannot be trusted). Only calls that may be done twice are repeated here, once, after a dropped
+connection.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from types import TracebackType
+from typing import Any, Self
+
+import aiohttp
+import msgspec
+
+from asyncgrpo.config import RunConfig
+from asyncgrpo.errors import EngineError, EngineRejected, EngineUnavailable
+from asyncgrpo.generation.response import excerpt, parse_completion, server_text
+from asyncgrpo.types import Completion
+
+GENERATE = "/inference/v1/generate"
+KEEPALIVE_SECONDS = 3.0
+"""Shorter than vLLM's own 5 s, so that no request is sent on a connection that the server is closing."""
+TOKENS_METRIC = "vllm:generation_tokens_total"
+TRANSIENT = (408, 429)
+ALWAYS_THERE = (GENERATE, "/health", "/metrics")
+"""Routes that vLLM serves without its development mode."""
+
+
+class EngineClient:
+    """One engine. An async context manager; entering it opens no connection yet.
+
+    url: base URL. name: what metrics, errors and completions call it. incarnation: of this run, for the versions on
+    the wire. vocab_size: size of the model's output; token ids from it on are refused. None: not checked.
+    """
+
+    def __init__(
+        self, url: str, name: str, config: RunConfig, incarnation: int, *, vocab_size: int | None = None
+    ) -> None:
+        self.url = url.rstrip("/")
+        self.name = name
+        self._generation = config.generation
+        self._control_timeout = config.engines.control_timeout
+        self._publish_timeout = config.weights.publish_timeout
+        self._incarnation = incarnation
+        self._vocab_size = vocab_size
+        self._encoder = msgspec.json.Encoder()
+
+    async def __aenter__(self) -> Self:
+        self._requests = aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEPALIVE_SECONDS)
+        )
+        # A server closes the connection after an unhandled error: control calls never share one.
+        self._control = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0, force_close=True))
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._requests.close()
+        await self._control.close()
+
+    async def generate(
+        self,
+        token_ids: Sequence[int],
+        request_id: str,
+        max_tokens: int | None = None,
+        temperature: float | None = None,
+    ) -> Completion:
+        """Sample one completion of `token_ids`. Limits and temperature default to the configuration's.
+
+        request_id: never used before. Raises as the module says; an aborted completion is EngineUnavailable.
+        """
+        max_tokens = self._generation.max_completion_length if max_tokens is None else max_tokens
+        body = {
+            "request_id": request_id,
+            "token_ids": list(token_ids),
+            "sampling_params": self._sampling_params(max_tokens, temperature),
+            "stream": False,
+        }
+        started_at = time.monotonic()
+        answer = await self._send(
+            self._requests, "POST", GENERATE, self._generation.request_timeout, body=body, what=f"request {request_id}"
+        )
+        return parse_completion(
+            answer,
+            engine=self.name,
+            incarnation=self._incarnation,
+            max_tokens=max_tokens,
+            vocab_size=self._vocab_size,
+            started_at=started_at,
+            finished_at=time.monotonic(),
+        )
+
+    def _sampling_params(self, max_tokens: int, temperature: float | None) -> dict[str, Any]:
+        # Everything is said: what is left out would come from the server's own defaults.
+        return {
+            "n": 1,
+            "temperature": self._generation.temperature if temperature is None else temperature,
+            "top_p": self._generation.top_p,
+            "top_k": self._generation.top_k,
+            "min_p": self._generation.min_p,
+            "max_tokens": max_tokens,
+            "logprobs": 0,  # the sampled token's only
+            "stop_token_ids": list(self._generation.stop_token_ids),
+            "detokenize": False,
+        }
+
+    async def health(self) -> None:
+        """Returns when the engine says that it is well; raises otherwise."""
+        await self._call("GET", "/health")
+
+    async def server_info(self) -> dict[str, Any]:
+        """The server's resolved configuration and environment."""
+        return await self._call_json("GET", "/server_info?config_format=json")
+
+    async def world_size(self) -> int:
+        """Worker processes of the engine, over tensor, pipeline and data parallelism."""
+        answer = await self._call_json("GET", "/get_world_size")
+        return int(self._field(answer, "world_size", int))
+
+    async def generated_tokens(self) -> int:
+        """Tokens the engine has sampled since it started, from its /metrics (summed over its ranks)."""
+        text = (await self._call("GET", "/metrics")).decode()
+        series = [line for line in text.splitlines() if line.startswith((TOKENS_METRIC + "{", TOKENS_METRIC + " "))]
+        if not series:
+            raise EngineError(
+                f"engine {self.name} at {self.url}/metrics has no {TOKENS_METRIC}; are its stats disabled?"
+            )
+        return int(sum(float(line.rsplit(maxsplit=1)[1]) for line in series))
+
+    async def pause(self) -> None:
+        """Freeze running requests. They keep their tokens, and continue under the weights of the moment of `resume`."""
+        # clear_cache is what makes keys and values computed under the old weights go, whatever vLLM's docstring says.
+        await self._call("POST", "/pause?mode=keep&clear_cache=true")
+
+    async def resume(self) -> None:
+        await self._call("POST", "/resume")
+
+    async def is_paused(self) -> bool:
+        return bool(self._field(await self._call_json("GET", "/is_paused"), "is_paused", bool))
+
+    async def init_weight_transfer(self, init_info: Mapping[str, Any]) -> None:
+        await self._update("/init_weight_transfer_engine", {"init_info": dict(init_info)})
+
+    async def start_weight_update(self) -> None:
+        """Begin an update. Only on a paused engine: an unpaused one is destroyed by it."""
+        await self._update("/start_weight_update", None)
+
+    async def update_weights(self, info: Mapping[str, Any]) -> None:
+        await self._update("/update_weights", {"update_info": dict(info)})
+
+    async def finish_weight_update(self, version: str) -> None:
+        """End the update; tokens sampled from now on carry `version` (as `encode_version` writes it)."""
+        await self._update("/finish_weight_update", {"weight_version": version})
+
+    async def set_weight_version(self, version: str) -> None:
+        """Name the weights that the engine has, for example those it started with."""
+        await self._call("POST", "/update_weight_version", body={"new_version": version})
+
+    async def weight_version(self) -> str:
+        return str(self._field(await self._call_json("GET", "/weight_info"), "weight_version", str))
+
+    async def _update(self, path: str, body: Mapping[str, Any] | None) -> None:
+        # Never repeated here: a second start is refused, a second chunk may land in another session.
+        await self._send(self._control, "POST", path, self._publish_timeout, body=body, what=path)
+
+    async def _call(
+        self,
+        method: str,
+        path: str,
+        *,
+        body: Mapping[str, Any] | None = None,
+    ) -> bytes:
+        """A control call that does the same when it is done twice."""
+        timeout = self._control_timeout
+        try:
+            return await self._send(self._control, method, path, timeout, body=body, what=path)
+        except _Dropped:
+            return await self._send(self._control, method, path, timeout, body=body, what=path)
+
+    async def _call_json(self, method: str, path: str) -> dict[str, Any]:
+        answer = await self._call(method, path)
+        try:
+            return msgspec.json.decode(answer, type=dict[str, Any])
+        except (msgspec.DecodeError, UnicodeDecodeError):
+            raise EngineError(f"engine {self.name} answered {path} with no JSON object: {excerpt(answer)}") from None
+
+    def _field(self, answer: Mapping[str, Any], key: str, kind: type) -> Any:
+        value = answer.get(key)
+        if not isinstance(value, kind):
+            raise EngineError(f"engine {self.name} answered {dict(answer)!r}, where a {kind.__name__} {key!r} belongs")
+        return value
+
+    async def _send(
+        self,
+        session: aiohttp.ClientSession,
+        method: str,
+        path: str,
+        timeout: float,
+        *,
+        what: str,
+        body: Mapping[str, Any] | None = None,
+    ) -> bytes:
+        """One request, one answer of status 2xx; everything else is raised as the module says."""
+        url = self.url + path
+        data = None if body is None else self._encoder.encode(body)
+        headers = {} if data is None else {"Content-Type": "application/json"}
+        try:
+            async with session.request(
+                method, url, data=data, headers=headers, timeout=aiohttp.ClientTimeout(total=timeout)
+            ) as response:
+                answer = await response.read()
+                status = response.status
+        except TimeoutError:
+            raise EngineUnavailable(f"engine {self.name} did not answer {what} within {timeout:g} s ({url})") from None
+        except aiohttp.ClientConnectorError as error:
+            raise EngineUnavailable(f"engine {self.name} cannot be reached at {url}: {error}") from error
+        except (aiohttp.ClientError, ConnectionError) as error:
+            detail = str(error) or type(error).__name__
+            raise _Dropped(f"engine {self.name} dropped the connection of {what} ({url}): {detail}") from error
+        if status < 300:
+            return answer
+        raise self._refusal(status, path, url, server_text(answer))
+
+    def _refusal(self, status: int, path: str, url: str, text: str) -> EngineError:
+        said = f"engine {self.name} answered {status} at {url}: {text}"
+        if status >= 500 or status in TRANSIENT:
+            return EngineUnavailable(said)
+        if status == 403 and path == GENERATE:
+            return EngineRejected(f"{said} (start vLLM with --enable-scale-out)")
+        if status == 404 and path not in ALWAYS_THERE:
+            return EngineRejected(f"{said} (start vLLM with the environment variable VLLM_SERVER_DEV_MODE=1)")
+        return EngineRejected(said)
+
+
+class _Dropped(EngineUnavailable):
+    """The connection broke after it was made: the engine may or may not have acted on the request."""

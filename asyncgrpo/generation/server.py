@@ -1,0 +1,212 @@
+"""A managed engine: one `vllm` server process that we start, watch and stop.
+
+Invariant: whatever ends the orchestrator, kill -9 included, ends the server and everything it started (see guardian).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+import os
+import signal
+import socket
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from asyncgrpo.config import RunConfig
+from asyncgrpo.config.resolve import cores_of, gpus_of
+from asyncgrpo.errors import ConfigError, EngineError, EngineStartError
+
+SERVED_MODEL_NAME = "policy"
+VLLM_MODULE = "vllm.entrypoints.launchers.api_server.entry"
+"""Started as a module: the console script fails in builds whose distribution is not called `vllm`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineSpec:
+    """Everything one server process is started with."""
+
+    name: str
+    command: tuple[str, ...]
+    environment: Mapping[str, str]
+    """Additions to our own environment."""
+    url: str
+    log_path: Path
+    startup_timeout: float
+    stop_timeout: float
+
+
+def engine_specs(
+    config: RunConfig,
+    model_path: str,
+    logs_dir: Path,
+    weight_transfer_backend: str,
+    module: str = VLLM_MODULE,
+) -> list[EngineSpec]:
+    """One spec per device of a resolved configuration. Raises ConfigError for a port that is taken."""
+    specs = []
+    for index, device in enumerate(config.engines.devices):
+        port = _port(config.engines.port + index if config.engines.port else 0)
+        specs.append(
+            EngineSpec(
+                name=f"engine-{index}",
+                command=(
+                    sys.executable,
+                    "-m",
+                    module,
+                    *vllm_arguments(config, model_path, device, port, config.run.seed + index, weight_transfer_backend),
+                ),
+                environment=vllm_environment(config, device),
+                url=f"http://127.0.0.1:{port}",
+                log_path=logs_dir / f"engine-{index}.log",
+                startup_timeout=config.engines.startup_timeout,
+                stop_timeout=config.engines.stop_timeout,
+            )
+        )
+    return specs
+
+
+def vllm_arguments(
+    config: RunConfig, model_path: str, device: str, port: int, seed: int, weight_transfer_backend: str
+) -> list[str]:
+    """The settings that make the engine's log-probabilities the learner's, and the limits from config."""
+    engines = config.engines
+    arguments = {
+        "--host": "127.0.0.1",
+        "--port": port,
+        "--model": model_path,
+        "--served-model-name": SERVED_MODEL_NAME,
+        "--seed": seed,
+        "--dtype": engines.dtype,
+        # log-probabilities of the distribution that is sampled from, temperature applied
+        "--logprobs-mode": "processed_logprobs",
+        # the model's own generation_config must not change sampling
+        "--generation-config": "vllm",
+        "--weight-transfer-config": f'{{"backend":"{weight_transfer_backend}"}}',
+        # one API process: /abort_requests and the version counter are per process
+        "--api-server-count": 1,
+    }
+    if engines.max_model_len is not None:
+        arguments["--max-model-len"] = engines.max_model_len
+    if engines.max_num_seqs is not None:
+        arguments["--max-num-seqs"] = engines.max_num_seqs
+    flags = ["--enable-scale-out"]  # opens /inference/v1/generate
+    if device.startswith("cuda"):
+        arguments["--gpu-memory-utilization"] = engines.gpu_memory_utilization
+        arguments["--tensor-parallel-size"] = len(gpus_of(device))
+    if engines.enforce_eager:
+        flags.append("--enforce-eager")
+    if config.model.trust_remote_code:
+        flags.append("--trust-remote-code")
+    return [word for name, value in arguments.items() for word in (name, str(value))] + flags + list(engines.extra_args)
+
+
+def vllm_environment(config: RunConfig, device: str) -> dict[str, str]:
+    environment = {
+        "VLLM_SERVER_DEV_MODE": "1",  # opens pause, resume and weight transfer; the server listens on loopback only
+        "VLLM_NO_USAGE_STATS": "1",
+        "VLLM_LOGGING_COLOR": "0",
+        "PYTHONUNBUFFERED": "1",
+    }
+    if device.startswith("cuda"):
+        environment["CUDA_VISIBLE_DEVICES"] = ",".join(str(gpu) for gpu in gpus_of(device))
+        return environment
+    cores = cores_of(device)
+    environment["VLLM_CPU_KVCACHE_SPACE"] = str(config.engines.cpu_kv_cache_gib)
+    environment["VLLM_CPU_OMP_THREADS_BIND"] = ",".join(str(core) for core in cores) if cores else "nobind"
+    if cores:
+        environment["OMP_NUM_THREADS"] = str(len(cores))
+    return environment
+
+
+def check_vllm_installed() -> None:
+    """Raises ConfigError naming what to install."""
+    if importlib.util.find_spec("vllm") is None:
+        raise ConfigError(
+            'vLLM is not installed: pip install "asyncgrpo[vllm]" on a GPU machine, "asyncgrpo[cpu]" without one, '
+            "or name running servers with engines.urls"
+        )
+
+
+class ManagedEngine:
+    """One server process. `start`, then `watch` for as long as it is needed, then `stop`."""
+
+    def __init__(self, spec: EngineSpec) -> None:
+        self.spec = spec
+        self._guardian: asyncio.subprocess.Process | None = None
+        self._lifeline: int | None = None
+
+    async def start(self) -> None:
+        """Start the process; it is not healthy yet. Raises EngineStartError if it cannot be started."""
+        read_end, self._lifeline = os.pipe()
+        environment = {**os.environ, **self.spec.environment}
+        environment.pop("PROMETHEUS_MULTIPROC_DIR", None)
+        guardian = [sys.executable, "-m", "asyncgrpo.guardian", "--lifeline", str(read_end)]
+        guardian += ["--grace", str(self.spec.stop_timeout / 2), "--", *self.spec.command]
+        try:
+            with self.spec.log_path.open("ab") as log:
+                self._guardian = await asyncio.create_subprocess_exec(
+                    *guardian,
+                    stdin=asyncio.subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=log,
+                    env=environment,
+                    pass_fds=(read_end,),
+                    start_new_session=True,
+                )
+        except OSError as error:
+            raise EngineStartError(f"{self.spec.name} could not be started: {error}") from error
+        finally:
+            os.close(read_end)
+
+    async def watch(self) -> None:
+        """Return never; raise EngineError with the log's last lines when the process ends."""
+        assert self._guardian is not None, "start() first"
+        code = await self._guardian.wait()
+        raise EngineError(f"{self.spec.name} ended with exit code {code}; {self.log_tail()}")
+
+    async def stop(self) -> None:
+        """End the process and all it started. Idempotent; bounded by stop_timeout."""
+        if self._lifeline is not None:
+            os.close(self._lifeline)
+            self._lifeline = None
+        if self._guardian is None or self._guardian.returncode is not None:
+            return
+        try:
+            async with asyncio.timeout(self.spec.stop_timeout):
+                await self._guardian.wait()
+        except TimeoutError:
+            self._guardian.send_signal(signal.SIGKILL)
+            await self._guardian.wait()
+
+    def log_tail(self, lines: int = 15) -> str:
+        return log_tail(self.spec.log_path, lines)
+
+
+def log_tail(path: Path, lines: int) -> str:
+    """The last lines of a log that say something, with the path, for an error message."""
+    try:
+        text = path.read_text(errors="replace").strip().splitlines()
+    except OSError:
+        return f"no log at {path}"
+    return f"last lines of {path}:\n" + "\n".join(f"    {line}" for line in text[-lines:])
+
+
+def _port(wanted: int) -> int:
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", wanted))
+        except OSError as error:
+            raise ConfigError(f"engines.port: port {wanted} is taken; choose another, or 0 for a free one") from error
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def check_ports(config: RunConfig) -> None:
+    """Raises ConfigError naming the first port that is taken."""
+    if config.engines.port:
+        for index in range(len(config.engines.devices)):
+            _port(config.engines.port + index)

@@ -1,0 +1,40 @@
+"""Checks that an engine's settings are those its log-probabilities are trusted for. For external engines above all."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from asyncgrpo.config import RunConfig
+from asyncgrpo.errors import ConfigError
+from asyncgrpo.generation.client import EngineClient
+
+
+async def verify_settings(clients: Sequence[EngineClient], config: RunConfig, backend: str) -> None:
+    """Raises ConfigError listing every setting that does not fit, with the flag that sets it."""
+    faults = [fault for client in clients for fault in settings_faults(client, await client.server_info(), config, backend)]
+    if faults:
+        raise ConfigError("\n".join(faults))
+
+
+def settings_faults(
+    client: EngineClient, info: Mapping[str, Any], config: RunConfig, backend: str
+) -> list[str]:
+    """One line per setting of /server_info that differs from what the run needs."""
+    settings = info.get("vllm_config", {})
+    model = settings.get("model_config", {})
+    transfer = (settings.get("weight_transfer_config") or {}).get("backend")
+    dtype = str(model.get("dtype")).removeprefix("torch.")
+    longest = model.get("max_model_len") or 0
+    needed = config.generation.max_completion_length + (config.data.max_prompt_length or 1)
+    checks = (
+        ("--logprobs-mode", model.get("logprobs_mode"), "processed_logprobs", model.get("logprobs_mode") == "processed_logprobs"),
+        ("--dtype", dtype, config.engines.dtype, dtype == config.engines.dtype),
+        ("--weight-transfer-config", transfer, f'{{"backend":"{backend}"}}', transfer == backend),
+        ("--max-model-len", longest, f"at least {needed}", longest >= needed),
+    )
+    return [
+        f"engine {client.name} at {client.url} runs with {flag} {found}, and the run needs {wanted}"
+        for flag, found, wanted, fits in checks
+        if not fits
+    ]

@@ -1,0 +1,117 @@
+"""Runs one command and takes down everything it started when the orchestrator goes away, however it goes.
+
+    python -m asyncgrpo.guardian --lifeline FD [--grace S] [--remove DIR]... [-- COMMAND ...]
+
+The orchestrator holds the other end of the lifeline, a pipe: the kernel closes it even on kill -9. The guardian is the
+subreaper of its descendants, so processes that lose their parent or start their own session are found and ended too.
+It imports only the standard library: it must start fast and stay small.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import ctypes
+import os
+import select
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
+POLL_SECONDS = 0.1
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def die_with_parent() -> None:
+    """Between fork and exec: have the kernel kill this process when its parent dies."""
+    _libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def descendants(root: int) -> list[int]:
+    """Living processes below `root`, from /proc."""
+    children: dict[int, list[int]] = {}
+    for entry in Path("/proc").iterdir():
+        if not entry.name.isdigit():
+            continue
+        try:
+            fields = (entry / "stat").read_text().rpartition(")")[2].split()
+        except OSError:
+            continue  # ended while we looked
+        if fields[0] != "Z":
+            children.setdefault(int(fields[1]), []).append(int(entry.name))
+    found, frontier = [], [root]
+    while frontier:
+        below = children.get(frontier.pop(), [])
+        found += below
+        frontier += below
+    return found
+
+
+def signal_all(pids: list[int], number: int) -> None:
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, number)
+
+
+def end_everything(child: subprocess.Popen[bytes] | None, grace: float) -> None:
+    """SIGTERM to the command, SIGKILL to whatever is left after `grace` seconds."""
+    if child is not None and child.poll() is None:
+        child.terminate()
+    until = time.monotonic() + grace
+    while descendants(os.getpid()) and time.monotonic() < until:
+        reap(child)
+        time.sleep(POLL_SECONDS / 2)
+    while remaining := descendants(os.getpid()):
+        signal_all(remaining, signal.SIGKILL)
+        time.sleep(POLL_SECONDS / 2)
+        reap(child)
+
+
+def reap(child: subprocess.Popen[bytes] | None) -> None:
+    """Collect ended descendants that were handed to us; the command's own status stays with its Popen."""
+    if child is not None:
+        child.poll()
+    with contextlib.suppress(ChildProcessError):
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            pass
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="asyncgrpo.guardian")
+    parser.add_argument("--lifeline", type=int, required=True)
+    parser.add_argument("--grace", type=float, default=10.0)
+    parser.add_argument("--remove", action="append", default=[])
+    parser.add_argument("command", nargs="*")
+    args = parser.parse_args(argv)
+
+    stopping = False
+
+    def stop(*_: object) -> None:
+        nonlocal stopping
+        stopping = True
+
+    signal.signal(signal.SIGTERM, stop)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the orchestrator, which then stops us
+    _libc.prctl(PR_SET_CHILD_SUBREAPER, 1)
+    child = (
+        subprocess.Popen(args.command, start_new_session=True, preexec_fn=die_with_parent, close_fds=True)
+        if args.command
+        else None
+    )
+    while not stopping and (child is None or child.poll() is None):
+        readable, _, _ = select.select([args.lifeline], [], [], POLL_SECONDS)
+        stopping = stopping or bool(readable)  # nothing is ever written: readable means closed
+    end_everything(child, args.grace)
+    for folder in args.remove:
+        shutil.rmtree(folder, ignore_errors=True)
+    if child is None or child.returncode is None:
+        return 0
+    return child.returncode if child.returncode >= 0 else 128 - child.returncode
+
+
+if __name__ == "__main__":
+    sys.exit(main())

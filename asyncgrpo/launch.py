@@ -1,0 +1,121 @@
+"""From a configuration to a finished run: checks, session, orchestrator, final model, summary.
+
+Invariant: whatever happens, when `run_training` returns or raises, nothing that it started is left running.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+import threading
+from collections.abc import AsyncIterator
+from contextlib import ExitStack, asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from asyncgrpo.config import RunConfig
+from asyncgrpo.config.loading import LoadedConfig
+from asyncgrpo.config.render import render_config
+from asyncgrpo.errors import AsyncGRPOError
+from asyncgrpo.generation.server import VLLM_MODULE
+from asyncgrpo.observe.files import write_text
+from asyncgrpo.observe.logs import setup_logging
+from asyncgrpo.observe.progress import Progress
+from asyncgrpo.observe.run_folder import RunFolder
+from asyncgrpo.observe.summary import write_summary
+from asyncgrpo.orchestrator import Orchestrator
+from asyncgrpo.preflight import Job, prepare
+from asyncgrpo.session import open_session, prove_weights
+
+logger = logging.getLogger(__name__)
+
+INTERRUPTED = 130
+"""Exit code of a run that a signal stopped, as shells have it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    folder: RunFolder
+    steps: int
+    interrupted: bool
+
+
+def run_training(loaded: LoadedConfig, *, engine_module: str = VLLM_MODULE) -> int:
+    """Train as configured; progress and summary go to stdout. Returns the exit code. Raises AsyncGRPOError."""
+    outcome = run_job(prepare(loaded.config), config_text=render_config(loaded), engine_module=engine_module)
+    return INTERRUPTED if outcome.interrupted else 0
+
+
+def run_job(job: Job, *, config_text: str, engine_module: str = VLLM_MODULE) -> Outcome:
+    """Run a checked job in this thread, on an event loop of its own."""
+    with ExitStack() as stack:
+        folder = stack.enter_context(RunFolder.create(job.config.run.output_dir))
+        write_text(folder.config_file, config_text)
+        stack.enter_context(setup_logging(folder.log_file, job.config.observe.log_level))
+        progress = stack.enter_context(Progress(job.total_steps))
+        try:
+            outcome = asyncio.run(_run(job, folder, progress, engine_module))
+        except AsyncGRPOError:
+            logger.info("the run failed", exc_info=True)  # for the log file; the caller shows the one line
+            raise
+        if outcome.steps:
+            progress.note(write_summary(folder))
+    return outcome
+
+
+async def _run(job: Job, folder: RunFolder, progress: Progress, engine_module: str) -> Outcome:
+    progress.note(_plan(job, folder))
+    async with _signals(progress) as stop, open_session(job, folder, progress, engine_module) as session:
+        with progress.phase("publishing version 0 and proving it"):
+            for agreement in await prove_weights(session):
+                progress.note(f"  {agreement}")
+        orchestrator = Orchestrator(session)
+        orchestrator.stop = stop
+        await orchestrator.run()
+        if orchestrator.steps_done:
+            with progress.phase("saving the model"):
+                await session.learner.save_model(str(folder.model_dir))
+    return Outcome(
+        folder=folder, steps=orchestrator.steps_done, interrupted=orchestrator.steps_done < job.total_steps
+    )
+
+
+def _plan(job: Job, folder: RunFolder) -> str:
+    config: RunConfig = job.config
+    engines = ", ".join((*config.engines.devices, *config.engines.urls))
+    skipped = job.prompts.skipped_per_epoch
+    return (
+        f"{job.total_steps} steps of {config.training.groups_per_step} groups x "
+        f"{config.generation.num_generations} samples, max_staleness {config.buffer.max_staleness}; "
+        f"engines on {engines} ({config.engines.dtype}), learner on {', '.join(config.learner.devices)}; "
+        f"{job.prompts.prompts_per_epoch} prompts"
+        + (f" ({skipped} left out as too long)" if skipped else "")
+        + f"; run folder {folder.path}"
+    )
+
+
+@asynccontextmanager
+async def _signals(progress: Progress) -> AsyncIterator[asyncio.Event]:
+    """SIGINT and SIGTERM set the event: the step in hand is finished. A second one cancels the run at once."""
+    stop, loop = asyncio.Event(), asyncio.get_running_loop()
+    run = asyncio.current_task()
+    assert run is not None
+
+    def on_signal(number: signal.Signals) -> None:
+        if stop.is_set():
+            run.cancel()
+            return
+        stop.set()
+        progress.note(f"{number.name}: stopping after the step in hand; once more stops at once")
+
+    handled: list[Any] = []
+    if threading.current_thread() is threading.main_thread():  # handlers can be set nowhere else
+        handled = [signal.SIGINT, signal.SIGTERM]
+    for number in handled:
+        loop.add_signal_handler(number, on_signal, number)
+    try:
+        yield stop
+    finally:
+        for number in handled:
+            loop.remove_signal_handler(number)

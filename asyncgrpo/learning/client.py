@@ -1,0 +1,170 @@
+"""The orchestrator's end of the learner: start its ranks, hand each its shard, end them. No torch at import.
+
+Calls are taken one at a time, as the learner does. Every call has a deadline from `config.learner`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import tempfile
+from collections.abc import Coroutine, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+
+from asyncgrpo.config import RunConfig
+from asyncgrpo.errors import AsyncGRPOError, LearnerError
+from asyncgrpo.learning import protocol
+from asyncgrpo.learning.batching import shards
+from asyncgrpo.learning.devices import check_device, visible_gpus
+from asyncgrpo.learning.rank_handle import DRAIN_SECONDS, InlineRank, Rank, RankProcess
+from asyncgrpo.learning.wire import Message
+from asyncgrpo.types import Batch, Snapshot, StepReport
+
+Answer = TypeVar("Answer")
+
+WATCH_SECONDS = 60.0
+"""How often `watch` looks again; it hears of an end at once."""
+
+
+class LearnerClient:
+    """All ranks of one learner.
+
+    Every method raises LearnerError if a rank fails, ends or misses its deadline (with the rank's last log lines if it
+    has ended), and ConfigError for a setting that only the learner can check. After the failure of a step the learner
+    cannot be used any more; `stop` it.
+
+    Args:
+        log_dir: gets `learner-rank<N>.log` of each rank process.
+    """
+
+    def __init__(self, config: RunConfig, log_dir: str | os.PathLike[str]) -> None:
+        self._config = config
+        self._log_dir = Path(log_dir)
+        self._ranks: list[Rank] = []
+        self._turn = asyncio.Lock()
+        self._scratch: str | None = None
+
+    @property
+    def pids(self) -> tuple[int, ...]:
+        """Process of each rank, rank 0 first; empty when inline."""
+        return tuple(rank.pid for rank in self._ranks if rank.pid is not None)
+
+    async def start(self) -> None:
+        """Start all ranks; they load the model in parallel."""
+        for device in self._config.learner.devices:
+            check_device(device)
+        if self._config.learner.mode == "inline":
+            self._ranks = [InlineRank(self._config)]
+        else:
+            self._ranks = list(self._processes())
+        try:
+            await self._together([rank.start(self._config.learner.start_timeout) for rank in self._ranks])
+        except BaseException:
+            await self.stop()
+            raise
+
+    async def train(self, batch: Batch) -> StepReport:
+        """Take one step with `batch`, cut into one shard per rank."""
+        messages = [protocol.encode_train(shard) for shard in shards(batch, self._config, len(self._ranks))]
+        timeout = self._config.learner.step_timeout
+        async with self._turn:
+            answers = await self._together(
+                [rank.call(message, timeout) for rank, message in zip(self._ranks, messages, strict=True)]
+            )
+        return protocol.decode_report(answers[0])
+
+    async def write_snapshot(self, path: str, version: int, perturbation: int | None = None) -> Snapshot:
+        """Write the policy's weights to `path`; see `Learner.write_snapshot`."""
+        arguments = {"path": path, "version": version, "perturbation": perturbation}
+        return protocol.decode_snapshot(await self._first(Message("write_snapshot", arguments)))
+
+    async def score(self, sequences: protocol.Sequences, perturbation: int | None = None) -> list[np.ndarray]:
+        """Log-probabilities of completions given prompts; see `Learner.score`."""
+        return protocol.decode_scores(await self._first(protocol.encode_score(sequences, perturbation)))
+
+    async def save_model(self, directory: str) -> None:
+        """Save model and tokenizer; see `Learner.save_model`."""
+        await self._first(Message("save_model", {"directory": directory}))
+
+    async def watch(self) -> None:
+        """Return never; raise LearnerError as soon as a rank's process ends, even if nobody has asked it anything."""
+        processes = [rank for rank in self._ranks if rank.pid is not None]
+        if not processes:
+            await asyncio.Event().wait()
+        while all(rank.failure is None for rank in processes):
+            ends = [asyncio.create_task(rank.ended(WATCH_SECONDS)) for rank in processes]
+            try:
+                await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                for end in ends:
+                    end.cancel()
+        raise next(rank.failure for rank in processes if rank.failure is not None)
+
+    async def run_in_rank(self, function: str, arguments: Mapping[str, Any]) -> None:
+        """Call `module:function(learner, **arguments)` in rank 0; how a transport reaches the weights."""
+        await self._first(Message("run", {"function": function, "keywords": dict(arguments)}))
+
+    async def stop(self) -> None:
+        """End all ranks within bounded time. May be called at any time, and repeatedly."""
+        try:
+            await asyncio.gather(*(rank.stop() for rank in self._ranks))
+        finally:
+            if self._scratch is not None:
+                shutil.rmtree(self._scratch, ignore_errors=True)
+
+    async def _first(self, message: Message) -> Message:
+        """Ask rank 0: ranks hold the same weights."""
+        if not self._ranks:
+            raise LearnerError("the learner has not been started")
+        async with self._turn:
+            return await self._ranks[0].call(message, self._config.learner.step_timeout)
+
+    async def _together(self, calls: Sequence[Coroutine[Any, Any, Answer]]) -> list[Answer]:
+        """All answers, or the first failure: the other ranks may then wait in a collective for ever."""
+        tasks = [asyncio.ensure_future(call) for call in calls]
+        try:
+            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
+            failed = [task for task in tasks if task in done and task.exception() is not None]
+            if failed:
+                await self._raise_cause(failed[0].exception())
+            return [task.result() for task in tasks]
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _raise_cause(self, error: BaseException | None) -> None:
+        """A rank's death makes the others fail too, and they may be faster to say so: give it a moment to show."""
+        assert error is not None
+        if len(self._ranks) > 1 and isinstance(error, AsyncGRPOError):
+            ends = [asyncio.ensure_future(rank.ended(DRAIN_SECONDS)) for rank in self._ranks if rank.failure is None]
+            if ends and all(rank.failure is None for rank in self._ranks):
+                await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+            for end in ends:
+                end.cancel()
+            raise next((rank.failure for rank in self._ranks if rank.failure is not None), error)
+        raise error
+
+    def _processes(self) -> list[RankProcess]:
+        devices = self._config.learner.devices
+        self._log_dir.mkdir(parents=True, exist_ok=True)
+        self._scratch = tempfile.mkdtemp(prefix="asyncgrpo-learner-")
+        config_file = Path(self._scratch) / "config.json"
+        config_file.write_text(self._config.model_dump_json())
+        common = ["--world", str(len(devices)), "--config-file", str(config_file)]
+        common += ["--rendezvous", str(Path(self._scratch) / "rendezvous")]
+        # Ranks of one host talk over loopback; without this gloo picks an interface by the host's name.
+        environment = {"GLOO_SOCKET_IFNAME": "lo", **os.environ}
+        return [
+            RankProcess(
+                rank,
+                self._log_dir / f"learner-rank{rank}.log",
+                ["--rank", str(rank), *common],
+                environment | visible_gpus(device, os.environ),
+            )
+            for rank, device in enumerate(devices)
+        ]

@@ -1,0 +1,28 @@
+"""The policy under checkpoint names: what engines load and what a user keeps."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+from transformers.core_model_loading import revert_weight_conversion
+
+from asyncgrpo.config import RunConfig
+from asyncgrpo.learning.lora import merged_state
+
+
+def export_tensors(model: PreTrainedModel) -> dict[str, Tensor]:
+    """Hugging Face checkpoint names → tensors, adapters merged, a tied head only once.
+
+    Tensors of unadapted weights are the live ones, in the learner's type: copy before the next update.
+    """
+    state = revert_weight_conversion(model, dict(merged_state(model)))
+    return {name: tensor.detach() for name, tensor in state.items()}
+
+
+def export_dtype(config: RunConfig) -> torch.dtype:
+    """Type of exported floating point tensors: the engines', or for `auto` the learner's."""
+    name = config.model.dtype if config.engines.dtype == "auto" else config.engines.dtype
+    dtype = getattr(torch, name)
+    assert isinstance(dtype, torch.dtype)
+    return dtype

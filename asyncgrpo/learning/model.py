@@ -1,0 +1,131 @@
+"""Load what the learner needs: model, tokenizer, adapters, reference."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from peft import PeftModel
+from torch import nn
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
+from transformers.modeling_layers import GradientCheckpointingLayer
+from transformers.utils import logging as transformers_logging
+
+from asyncgrpo.config import RunConfig
+from asyncgrpo.errors import ConfigError, LearnerError
+from asyncgrpo.learning.lora import attach_lora
+from asyncgrpo.learning.policy import Policy
+
+
+@dataclass(slots=True)
+class LoadedModel:
+    model: PreTrainedModel
+    """The causal language model; adapters, if any, are inside."""
+    tokenizer: Any
+    adapted: PeftModel | None
+    """Handle for turning adapters off."""
+    frozen: PreTrainedModel | None
+    """Copy of the initial weights, where a reference is wanted and there are no adapters to turn off."""
+
+    @contextlib.contextmanager
+    def reference(self) -> Iterator[PreTrainedModel]:
+        """The reference model: the weights the run started from."""
+        if self.adapted is not None:
+            with self.adapted.disable_adapter():
+                yield self.model
+        else:
+            assert self.frozen is not None, "no reference is kept when objective.beta is 0"
+            yield self.frozen
+
+
+def load(config: RunConfig, device: torch.device) -> LoadedModel:
+    """Load `config.model` for training on `device`.
+
+    Raises ConfigError for a folder or name that cannot be loaded, LearnerError for an architecture whose logits are
+    not just its head applied to its last hidden states.
+    """
+    model, tokenizer = _from_pretrained(config)
+    model.to(device)
+    model.eval()
+    _check_head(model, device)
+    adapted = None
+    if config.lora.lora_r:
+        adapted = attach_lora(model, config.lora, config.run.seed)
+        model.eval()
+    frozen = copy.deepcopy(model).requires_grad_(False) if config.objective.beta and adapted is None else None
+    if config.training.gradient_checkpointing:
+        _checkpoint_layers(model)
+    return LoadedModel(model=model, tokenizer=tokenizer, adapted=adapted, frozen=frozen)
+
+
+def _from_pretrained(config: RunConfig) -> tuple[PreTrainedModel, Any]:
+    section = config.model
+    path = Path(section.path).expanduser()
+    is_local = path.exists() or section.path.startswith((".", "/", "~"))
+    if is_local and not (path / "config.json").is_file():
+        raise ConfigError(_why_not_a_model(section.path, path))
+    source = str(path) if is_local else section.path
+    transformers_logging.disable_progress_bar()  # they would end up in log files, or across our own display
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=section.trust_remote_code)
+        model = AutoModelForCausalLM.from_pretrained(
+            source,
+            dtype=getattr(torch, section.dtype),
+            attn_implementation=section.attn_implementation,
+            trust_remote_code=section.trust_remote_code,
+        )
+    except (OSError, ValueError, ImportError, json.JSONDecodeError) as error:
+        raise ConfigError(f"model.path={section.path!r} cannot be loaded: {error}") from error
+    return model, tokenizer
+
+
+def _why_not_a_model(given: str, path: Path) -> str:
+    if not path.exists():
+        return f"model.path={given!r} does not exist; give a folder in Hugging Face format or a name on the hub"
+    if (path / "adapter_config.json").is_file():
+        return (
+            f"model.path={given!r} holds an adapter, not a model; merge it into its base model "
+            "(peft: merge_and_unload) and save that"
+        )
+    return f"model.path={given!r} has no config.json; give a folder in Hugging Face format"
+
+
+def _checkpoint_layers(model: PreTrainedModel) -> None:
+    """Recompute layers in the backward pass.
+
+    transformers only does so for layers in training mode, and training mode also turns dropout on. So only the layers'
+    own flag is set; their children, dropout among them, stay in evaluation mode.
+    """
+    model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    layers = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
+    if not layers:
+        raise ConfigError(
+            "training.gradient_checkpointing=true, but this architecture does not support it; turn it off"
+        )
+    for layer in layers:
+        layer.training = True
+
+
+@torch.no_grad()
+def _check_head(model: PreTrainedModel, device: torch.device) -> None:
+    """Some architectures scale or cap their logits after the head; the chunked head would silently leave that out."""
+    head: nn.Module | None = model.get_output_embeddings()
+    if head is None:
+        raise LearnerError(f"{type(model).__name__} has no output head; it is not a causal language model")
+    ids_BL = torch.arange(1, 5, device=device)[None]
+    expected_NV = torch.log_softmax(model(input_ids=ids_BL, use_cache=False).logits[0, :-1].float(), dim=-1)
+    expected_N = expected_NV.gather(-1, ids_BL[0, 1:, None]).squeeze(-1)
+    rows_N, columns_N = torch.zeros(3, dtype=torch.long, device=device), torch.arange(1, 4, device=device)
+    actual_N, _ = Policy(model, temperature=1.0, use_bf16=False)(ids_BL, rows_N, columns_N)
+    deviation = float((actual_N - expected_N).abs().max())
+    if not deviation < 0.05:
+        raise LearnerError(
+            f"{type(model).__name__} computes its logits in a way the learner does not reproduce: log-probabilities "
+            f"differ by {deviation:.3g}. Models that scale or cap their logits are not supported"
+        )

@@ -1,0 +1,48 @@
+"""A model that is clearly another one, and back: what lets the publish probe fail.
+
+Every tensor changes, norm weights and head included, so an engine that ignores a publish or keeps an old head gives
+other log-probabilities than the learner.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor, nn
+
+NOISE = 0.5
+"""Standard deviation of the noise, relative to a tensor's root mean square."""
+ZERO_NOISE = 0.02
+"""Standard deviation where a tensor is all zero: biases, fresh adapters."""
+HEAD_NOISE = 2.0
+"""Standard deviation that noise on the head adds to logits, for hidden states of unit size. A fresh head is nearly
+uniform: noise relative to its weights would not move log-probabilities."""
+
+
+@contextlib.contextmanager
+@torch.no_grad()
+def perturbed(model: nn.Module, head: nn.Module, seed: int) -> Iterator[None]:
+    """Add seeded noise to every parameter of `model`; afterwards every bit is as before.
+
+    The noise depends on seed, order and shapes only, not on the device. Needs memory for one more copy of the weights
+    while it lasts.
+    """
+    originals = [(parameter, parameter.detach().clone()) for parameter in model.parameters()]
+    try:
+        for index, (parameter, original) in enumerate(originals):
+            generator = torch.Generator().manual_seed(seed * 1_000_003 + index)
+            noise = torch.randn(original.shape, generator=generator).to(original.device)
+            is_head = any(parameter is weight for weight in head.parameters())
+            parameter.copy_(original.float() + noise * _scale(original, is_head))
+        yield
+    finally:
+        for parameter, original in originals:
+            parameter.copy_(original)
+
+
+def _scale(tensor: Tensor, is_head: bool) -> float:
+    root_mean_square = float(tensor.float().square().mean().sqrt()) if tensor.numel() else 0.0
+    scale = NOISE * root_mean_square if root_mean_square else ZERO_NOISE
+    return max(scale, HEAD_NOISE / tensor.shape[-1] ** 0.5) if is_head and tensor.ndim == 2 else scale

@@ -1,0 +1,143 @@
+"""Process of one learner rank: `python -m asyncgrpo.learning.rank`, started by `client.LearnerClient`.
+
+It answers the calls of `protocol`, one after the other, on an inherited socket. It ends when that socket closes, and
+at once, even in the middle of a step, when the orchestrator's process dies.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import importlib
+import logging
+import os
+import signal
+import socket
+import sys
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from asyncgrpo.config import RunConfig
+from asyncgrpo.learning import protocol, wire
+from asyncgrpo.learning.devices import cores
+from asyncgrpo.learning.wire import Message
+
+if TYPE_CHECKING:
+    from asyncgrpo.learning.learner import Learner
+
+PR_SET_PDEATHSIG = 1
+
+logger = logging.getLogger("asyncgrpo.learning.rank")
+
+
+def main() -> None:
+    arguments = _parse_arguments()
+    die_with_parent(arguments.parent)
+    os.set_inheritable(arguments.fd, False)
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    config = RunConfig.model_validate_json(Path(arguments.config_file).read_text())
+    with socket.socket(fileno=arguments.fd) as connection:
+        serve(connection, lambda: build_learner(config, arguments.rank, arguments.world, arguments.rendezvous))
+
+
+def die_with_parent(parent: int) -> None:
+    """Ask the kernel for SIGKILL when the parent dies: while this process computes it reads no socket."""
+    ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:  # it died before the request
+        sys.exit(1)
+
+
+def build_learner(config: RunConfig, rank: int, world_size: int, rendezvous: str) -> Learner:
+    """Pin this process to its device, join the other ranks, load the model."""
+    device = config.learner.devices[rank]
+    named = cores(device)
+    if named:  # before torch starts its threads, which inherit this
+        os.sched_setaffinity(0, named)
+    threads = len(named) if named else max(1, len(os.sched_getaffinity(0)) // world_size)
+    if named or world_size > 1:
+        os.environ["OMP_NUM_THREADS"] = str(threads)
+
+    import torch
+
+    from asyncgrpo.learning.learner import Learner
+
+    if named or world_size > 1:
+        torch.set_num_threads(threads)
+    kind = torch_device(device)
+    if world_size > 1:
+        os.environ.update(RANK=str(rank), WORLD_SIZE=str(world_size), LOCAL_RANK="0", LOCAL_WORLD_SIZE=str(world_size))
+        torch.distributed.init_process_group(
+            "nccl" if kind == "cuda" else "gloo", init_method=f"file://{rendezvous}", rank=rank, world_size=world_size
+        )
+    logger.info("rank %d of %d on %s, %d threads", rank, world_size, device, torch.get_num_threads())
+    return Learner(config, kind, rank, world_size)
+
+
+def torch_device(device: str) -> str:
+    """`cpu` or `cuda`: a rank sees only its own GPU (`devices.visible_gpus`), so no index is needed."""
+    import torch
+
+    kind = device.partition(":")[0]
+    if kind == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    return kind
+
+
+def serve(connection: socket.socket, build: Callable[[], Learner]) -> None:
+    """Answer calls until the other end closes. The first call is `start`."""
+    learner: Learner | None = None
+    while (request := wire.receive(connection)) is not None:
+        try:
+            if learner is None:
+                learner = build()
+            answer = dispatch(learner, request)
+        except Exception as error:  # the boundary: the orchestrator gets every error, and decides
+            logger.exception("%s failed", request.kind)
+            described = {"type": type(error).__name__, "message": str(error), "traceback": traceback.format_exc()}
+            answer = Message("error", described)
+        arguments = {**answer.arguments, "call": request.arguments.get("call")}
+        try:
+            wire.send(connection, Message(answer.kind, arguments, answer.arrays))
+        except OSError:
+            return  # the orchestrator left while we computed
+
+
+def dispatch(learner: Learner, request: Message) -> Message:
+    """Run one call. Raises whatever the learner raises."""
+    arguments = request.arguments
+    match request.kind:
+        case "start":
+            return Message("ok")
+        case "train":
+            return protocol.encode_report(learner.train(protocol.decode_train(request)))
+        case "score":
+            return protocol.encode_scores(learner.score(*protocol.decode_score(request)))
+        case "write_snapshot":
+            snapshot = learner.write_snapshot(arguments["path"], arguments["version"], arguments["perturbation"])
+            return protocol.encode_snapshot(snapshot)
+        case "save_model":
+            learner.save_model(arguments["directory"])
+            return Message("ok")
+        case "run":
+            module, _, name = arguments["function"].partition(":")
+            getattr(importlib.import_module(module), name)(learner, **arguments["keywords"])
+            return Message("ok")
+        case unknown:
+            raise ValueError(f"unknown call {unknown!r}")
+
+
+def _parse_arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description="One rank of the learner; started by the orchestrator.")
+    parser.add_argument("--fd", type=int, required=True, help="inherited socket to the orchestrator")
+    parser.add_argument("--parent", type=int, required=True, help="process id of the orchestrator")
+    parser.add_argument("--rank", type=int, required=True)
+    parser.add_argument("--world", type=int, required=True)
+    parser.add_argument("--config-file", required=True, help="the run's configuration as JSON")
+    parser.add_argument("--rendezvous", required=True, help="file through which ranks find each other")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main()

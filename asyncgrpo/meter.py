@@ -1,0 +1,75 @@
+"""Measures steps: time by what the learner did, tokens by whether it was training meanwhile."""
+
+from __future__ import annotations
+
+import logging
+import time
+
+from asyncgrpo.buffer.contract import StalenessContract
+from asyncgrpo.errors import EngineError
+from asyncgrpo.observe.steps import StepMeasures
+from asyncgrpo.session import Session
+
+logger = logging.getLogger(__name__)
+
+
+class StepMeter:
+    """One per run; every `step_measures` closes a step and opens the next."""
+
+    def __init__(self, session: Session, contract: StalenessContract) -> None:
+        self._session = session
+        self._contract = contract
+        self._tokens_of: dict[str, int] = {}
+        self._step_started = time.monotonic()
+        self._tokens_at_step_start = self._tokens_while_training = self._buffered = 0
+        self.publish_seconds = 0.0
+        """Of the last publish; set by the orchestrator."""
+
+    async def start(self) -> None:
+        """The first step begins: what went before is not measured."""
+        self._tokens_at_step_start = await self._tokens()
+        self._step_started = time.monotonic()
+        self._session.learner_time.lap()
+        self._session.admission_time.lap()
+
+    async def training_starts(self) -> None:
+        self._buffered = self._contract.buffered
+        self._tokens_while_training = -await self._tokens()
+
+    async def training_ends(self) -> None:
+        self._tokens_while_training += await self._tokens()
+
+    async def step_measures(self) -> StepMeasures:
+        now, tokens = time.monotonic(), await self._tokens()
+        learner, admission = self._session.learner_time.lap(), self._session.admission_time.lap()
+        generated = tokens - self._tokens_at_step_start
+        self._session.metrics.generated_tokens.inc(generated)
+        measures = StepMeasures(
+            time=time.time(),
+            step_seconds=now - self._step_started,
+            waiting_seconds=learner["waiting"],
+            training_seconds=learner["training"],
+            snapshot_seconds=learner["snapshot"],
+            publish_seconds=self.publish_seconds,
+            admission_blocked_seconds=admission["blocked"],
+            tokens_generated=generated,
+            tokens_generated_while_training=self._tokens_while_training,
+            buffer_groups=self._buffered,
+            groups_admitted=self._contract.admitted,
+            groups_dropped={
+                fate.removeprefix("dropped:"): count
+                for fate, count in self._contract.fates.items()
+                if fate.startswith("dropped:")
+            },
+        )
+        self._step_started, self._tokens_at_step_start = now, tokens
+        return measures
+
+    async def _tokens(self) -> int:
+        """Sampled by all engines since they started; one that does not answer counts as it did before."""
+        for client in self._session.pool.clients:
+            try:
+                self._tokens_of[client.name] = await client.generated_tokens()
+            except EngineError as error:
+                logger.warning("tokens of %s are not known: %s", client.name, error)
+        return sum(self._tokens_of.values())

@@ -1,0 +1,71 @@
+"""Picks completions of two steps to show side by side."""
+
+from __future__ import annotations
+
+import difflib
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+
+__all__ = ["Example", "example_pairs"]
+
+
+@dataclass(frozen=True, slots=True)
+class Example:
+    """One trained sample, its texts on one line each and cut to a readable length."""
+
+    prompt: str
+    completion: str
+    reward: float
+
+
+def example_pairs(first: Path, last: Path, count: int = 3, width: int = 160) -> list[tuple[Example, Example]]:
+    """Pair the most alike prompts of two rollout files, at most `count`, most alike first; none is shown twice.
+
+    Of each group its first sample is taken, so nothing is chosen by reward.
+    """
+    before, after = _first_samples(first), _first_samples(last)
+    likeness = [
+        (difflib.SequenceMatcher(None, _prompt(a), _prompt(b)).ratio(), i, j)
+        for i, a in enumerate(before)
+        for j, b in enumerate(after)
+    ]
+    pairs: list[tuple[Example, Example]] = []
+    taken: set[tuple[str, int]] = set()
+    for _, i, j in sorted(likeness, key=lambda item: (-item[0], item[1], item[2])):
+        if len(pairs) < count and ("before", i) not in taken and ("after", j) not in taken:
+            taken |= {("before", i), ("after", j)}
+            pairs.append((_example(before[i], width), _example(after[j], width)))
+    return pairs
+
+
+def _first_samples(path: Path, limit: int = 32) -> list[dict[str, Any]]:
+    """Rows of the first sample of each trained group, at most `limit` (comparing prompts costs its square)."""
+    columns = ["sample", "fate", "prompt", "conversational", "completion", "reward"]
+    rows: list[dict[str, Any]] = pq.read_table(path, columns=columns).to_pylist()
+    return [row for row in rows if row["sample"] == 0 and row["fate"] == "trained"][:limit]
+
+
+def _prompt(row: dict[str, Any]) -> str:
+    """The text, or the last message of a conversation, where prompts differ."""
+    if not row["conversational"]:
+        return str(row["prompt"])
+    messages = json.loads(row["prompt"])
+    content = messages[-1].get("content") if messages else None
+    return content if isinstance(content, str) else json.dumps(content)
+
+
+def _example(row: dict[str, Any], width: int) -> Example:
+    return Example(_shown(_prompt(row), width), _shown(row["completion"], width), row["reward"])
+
+
+def _shown(text: str, width: int) -> str:
+    """On one line, cut in the middle: a completion's end often holds its answer."""
+    line = json.dumps(text, ensure_ascii=False)[1:-1]
+    if len(line) <= width:
+        return line
+    half = (width - 3) // 2
+    return f"{line[:half]} … {line[-half:]}"

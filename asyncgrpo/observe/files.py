@@ -1,0 +1,57 @@
+"""Writes files so that a reader finds the old content or the new, never half of it."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import BinaryIO
+
+from asyncgrpo.errors import RunFolderError
+
+__all__ = ["replacing", "write_error", "write_text"]
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[BinaryIO]:
+    """A binary file beside `path` that takes its place, on disk, when the block ends without an error.
+
+    Raises RunFolderError when the disk refuses; `path` then still has its former content.
+    """
+    aside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        with open(aside, "wb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(aside, path)
+        _sync_directory(path.parent)
+    except OSError as error:
+        raise write_error(path, error) from error
+    finally:
+        aside.unlink(missing_ok=True)
+
+
+def write_text(path: Path, text: str) -> None:
+    """Put `text` (UTF-8) at `path` in one go. Raises RunFolderError."""
+    with replacing(path) as file:
+        file.write(text.encode())
+
+
+def write_error(path: Path, error: OSError) -> RunFolderError:
+    """The error a user sees when `path` cannot be written."""
+    reason = error.strerror or str(error)
+    if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+        return RunFolderError(f"cannot write {path}: {reason}; free disk space or choose another run.output_dir")
+    return RunFolderError(f"cannot write {path}: {reason}")
+
+
+def _sync_directory(path: Path) -> None:
+    """A rename survives a power cut only once its directory is on disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

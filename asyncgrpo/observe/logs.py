@@ -1,0 +1,88 @@
+"""The orchestrator's log: everything to logs/orchestrator.log, warnings and worse also to stderr.
+
+Only the `asyncgrpo` logger is touched, so a program that uses the package keeps its own logging.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TextIO
+
+from asyncgrpo.observe.files import write_error
+
+__all__ = ["log_context", "setup_logging"]
+
+_step: ContextVar[int | None] = ContextVar("step", default=None)
+_version: ContextVar[int | None] = ContextVar("version", default=None)
+
+
+@contextmanager
+def log_context(*, step: int | None = None, version: int | None = None) -> Iterator[None]:
+    """Lines logged inside the block, and in tasks started there, carry this step and policy version."""
+    step_token, version_token = _step.set(step), _version.set(version)
+    try:
+        yield
+    finally:
+        _step.reset(step_token)
+        _version.reset(version_token)
+
+
+@contextmanager
+def setup_logging(log_file: Path, level: str = "info") -> Iterator[None]:
+    """Log to `log_file` inside the block, from `level` on. Raises RunFolderError if the file cannot be opened."""
+    logger = logging.getLogger("asyncgrpo")
+    try:
+        to_file: logging.Handler = logging.FileHandler(log_file, encoding="utf-8")
+    except OSError as error:
+        raise write_error(log_file, error) from error
+    handlers = (to_file, _StandardError())
+    for handler in handlers:
+        handler.addFilter(_add_context)
+        handler.setFormatter(_Formatter())
+        logger.addHandler(handler)
+    before = logger.level, logger.propagate
+    logger.setLevel(level.upper())
+    logger.propagate = False
+    try:
+        yield
+    finally:
+        logger.setLevel(before[0])
+        logger.propagate = before[1]
+        for handler in handlers:
+            logger.removeHandler(handler)
+            handler.close()
+
+
+class _StandardError(logging.StreamHandler[TextIO]):
+    """Writes to what sys.stderr is at the time of a line: a live display replaces it while it runs."""
+
+    def __init__(self) -> None:
+        super().__init__(sys.stderr)
+        self.setLevel(logging.WARNING)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.stream = sys.stderr
+        super().emit(record)
+
+
+class _Formatter(logging.Formatter):
+    """`2026-11-29T22:26:37.123Z INFO step=3 version=2 asyncgrpo.orchestrator: message`"""
+
+    def __init__(self) -> None:
+        super().__init__("%(asctime)s %(levelname)s step=%(step)s version=%(version)s %(name)s: %(message)s")
+
+    def formatTime(self, record: logging.LogRecord, datefmt: str | None = None) -> str:
+        return f"{datetime.fromtimestamp(record.created, UTC):%Y-%m-%dT%H:%M:%S}.{int(record.msecs):03d}Z"
+
+
+def _add_context(record: logging.LogRecord) -> bool:
+    step, version = _step.get(), _version.get()
+    record.step = "-" if step is None else step
+    record.version = "-" if version is None else version
+    return True

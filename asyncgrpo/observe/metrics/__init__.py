@@ -1,0 +1,23 @@
+"""The one place that names metrics: `fields` those of a step record, `families` those under /metrics."""
+
+from asyncgrpo.observe.metrics.families import (
+    ADMISSION_STATES,
+    DROP_REASONS,
+    LEARNER_FAMILIES,
+    LEARNER_STATES,
+    RunMetrics,
+)
+from asyncgrpo.observe.metrics.fields import LEARNER_FIELDS, REPORTED_AS, STEP_FIELDS, StepRecord, labels_of
+
+__all__ = [
+    "ADMISSION_STATES",
+    "DROP_REASONS",
+    "LEARNER_FAMILIES",
+    "LEARNER_FIELDS",
+    "LEARNER_STATES",
+    "REPORTED_AS",
+    "STEP_FIELDS",
+    "RunMetrics",
+    "StepRecord",
+    "labels_of",
+]

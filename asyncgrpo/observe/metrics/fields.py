@@ -1,0 +1,99 @@
+"""Fields of a step record, one line of metrics.jsonl.
+
+Flat: a field that has one value per label is called `name/label`. Names follow the families under /metrics where both
+tell the same thing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+__all__ = ["LEARNER_FIELDS", "REPORTED_AS", "STEP_FIELDS", "StepRecord", "labels_of"]
+
+StepRecord = Mapping[str, float | int | str | None]
+
+LEARNER_FIELDS: Mapping[str, str] = {
+    "loss": "loss, averaged over the step's optimiser updates",
+    "gradient_norm": "global gradient norm before clipping, averaged over the step's updates",
+    "learning_rate": "learning rate of the step's last update",
+    "optimiser_updates": "optimiser updates inside the step",
+    "policy_entropy_nats": "entropy of the current policy per token",
+    "policy_kl_nats/behaviour_proximal": "KL of behaviour from proximal policy per token: engine mismatch, staleness",
+    "policy_kl_nats/behaviour_current": "KL of behaviour from current policy per token",
+    "policy_kl_nats/proximal_current": "KL of proximal from current policy per token: what the step's updates changed",
+    "policy_kl_nats/current_reference": "KL of current from reference policy per token; absent without a reference",
+    "importance_weight_mean": "mean weight proximal/behaviour of a token, before its cap",
+    "importance_weight_capped_ratio": "share of tokens whose weight hit the cap",
+    "clipped_tokens_ratio/low": "share of tokens whose gradient the lower clip removed",
+    "clipped_tokens_ratio/high": "share of tokens whose gradient the upper clip removed",
+}
+"""What is recorded of a StepReport under a name of its own; anything else it holds becomes `learner/<name>`."""
+
+REPORTED_AS: Mapping[str, str] = {
+    "loss": "loss",
+    "grad_norm": "gradient_norm",
+    "learning_rate": "learning_rate",
+    "optimiser/updates": "optimiser_updates",
+    "entropy": "policy_entropy_nats",
+    "kl/behaviour_proximal_k3": "policy_kl_nats/behaviour_proximal",
+    "kl/behaviour_current_k3": "policy_kl_nats/behaviour_current",
+    "kl/proximal_current_k3": "policy_kl_nats/proximal_current",
+    "kl/current_reference_k3": "policy_kl_nats/current_reference",
+    "importance_weight/mean": "importance_weight_mean",
+    "importance_weight/truncated_fraction": "importance_weight_capped_ratio",
+    "clip/low_fraction": "clipped_tokens_ratio/low",
+    "clip/high_fraction": "clipped_tokens_ratio/high",
+}
+"""The learner's names of LEARNER_FIELDS. Of a divergence's estimates the one that is never negative is taken."""
+
+STEP_FIELDS: Mapping[str, str] = {
+    "step": "number of the step, from 1; the policy version after it",
+    "version": "policy version the learner had while it trained the step",
+    "time": "end of the step, seconds since 1970",
+    "groups": "groups trained",
+    "samples": "samples trained",
+    "samples_unscored": "of them, samples to which no reward function applied",
+    "reward_mean": "mean reward of the scored samples",
+    "reward_stddev": "their standard deviation (n - 1)",
+    "reward_standard_error": "standard error of reward_mean, with groups as the independent units",
+    "reward_mean/<function>": "mean of one reward function where it applied, unweighted",
+    "reward_stddev/<function>": "its standard deviation (n - 1)",
+    "uniform_groups_ratio": "share of groups whose rewards are all equal: no gradient",
+    "completion_tokens_mean": "tokens of a completion",
+    "completion_tokens_min": "of the shortest",
+    "completion_tokens_max": "of the longest",
+    "truncated_ratio": "share of completions that hit the length limit",
+    "staleness_mean": "learner's version - version that sampled the token, over tokens",
+    "staleness_max": "the largest",
+    "staleness_tokens/<versions>": "tokens trained at that staleness",
+    "mixed_version_samples_ratio": "share of samples whose tokens come from more than one policy version",
+    "group_seconds_mean": "seconds from a group's admission until it entered the buffer",
+    "group_seconds_max": "of the slowest",
+    "tokens_trained": "completion tokens in the trained groups",
+    "tokens_generated": "completion tokens the engines produced during the step",
+    "tokens_generated_while_training": "of them, while the learner was training",
+    "generated_while_training_ratio": "share of tokens_generated produced while the learner was training",
+    "generated_tokens_per_second": "tokens_generated over step_seconds",
+    "trained_tokens_per_second": "tokens_trained over step_seconds",
+    "step_seconds": "wall-clock from the end of the previous step to the end of this one",
+    "waiting_seconds": "of them, the learner waited for groups",
+    "training_seconds": "of them, the learner trained",
+    "snapshot_seconds": "of them, the learner wrote a snapshot",
+    "publish_seconds": "seconds until the step's version was on every engine; may overlap the next step",
+    "admission_blocked_seconds": "seconds of the step in which no slot was free, so no group could start",
+    "waiting_ratio": "waiting_seconds over step_seconds",
+    "admission_blocked_ratio": "admission_blocked_seconds over step_seconds",
+    "verdict": "what limits the run: generation-bound, training-bound or balanced",
+    "buffer_groups": "groups waiting in the buffer when the step took its own",
+    "groups_admitted": "groups admitted since the run started",
+    "groups_dropped/<reason>": "groups dropped since the run started, by reason",
+    "learner_seconds/<part>": "wall-clock inside the learner, by part of the step",
+    "learner/<name>": "anything else the learner reports",
+    **LEARNER_FIELDS,
+}
+"""Every field of a step record and its meaning; `<…>` stands for a label."""
+
+
+def labels_of(record: Mapping[str, object], name: str) -> list[str]:
+    """Labels of the fields `name/label` in a record, in order."""
+    return [field.partition("/")[2] for field in record if field.startswith(f"{name}/")]

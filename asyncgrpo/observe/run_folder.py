@@ -1,0 +1,168 @@
+"""The folder of one run: where everything lies, and the lock that keeps two runs out of one folder.
+
+Invariant: whoever got a folder from `create` found it empty and is its only writer until `close`, or until the
+process ends in any way (the kernel then releases the lock).
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from asyncgrpo.errors import RunFolderError
+from asyncgrpo.observe.files import write_text
+
+__all__ = ["RunFolder", "check_free"]
+
+LOCK_NAME = "run.lock"
+
+
+class RunFolder:
+    """Paths of a run's folder. The constructor only names them (for reading); `create` makes and locks them."""
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+        self._lock: int | None = None
+
+    @classmethod
+    def create(cls, path: str | Path) -> Self:
+        """Make and lock a new folder. Raises RunFolderError when it is in use, not empty or cannot be made."""
+        folder = cls(Path(path).absolute())
+        _make_directory(folder.path)
+        folder._lock = _lock(folder.path)
+        try:
+            folder._fill()
+        except BaseException:
+            folder.close()
+            raise
+        return folder
+
+    def _fill(self) -> None:
+        # Looked at again under the lock: another run may have come and gone since the first look.
+        if any(entry.name != LOCK_NAME for entry in self.path.iterdir()):
+            raise _exists(self.path)
+        self.rollouts_dir.mkdir()
+        self.logs_dir.mkdir()
+        write_text(self.incarnation_file, "0\n")
+
+    @property
+    def config_file(self) -> Path:
+        return self.path / "config.yaml"
+
+    @property
+    def metrics_file(self) -> Path:
+        """One line of JSON per step."""
+        return self.path / "metrics.jsonl"
+
+    @property
+    def rollouts_dir(self) -> Path:
+        """One Parquet file per step, one row per sample."""
+        return self.path / "rollouts"
+
+    @property
+    def logs_dir(self) -> Path:
+        return self.path / "logs"
+
+    @property
+    def log_file(self) -> Path:
+        return self.logs_dir / "orchestrator.log"
+
+    @property
+    def model_dir(self) -> Path:
+        return self.path / "final_model"
+
+    @property
+    def summary_json(self) -> Path:
+        return self.path / "summary.json"
+
+    @property
+    def summary_text(self) -> Path:
+        return self.path / "summary.md"
+
+    @property
+    def reward_plot(self) -> Path:
+        return self.path / "reward.png"
+
+    @property
+    def incarnation_file(self) -> Path:
+        return self.path / "incarnation"
+
+    @property
+    def incarnation(self) -> int:
+        """Which start of the run this is: 0 for a new one."""
+        return int(self.incarnation_file.read_text())
+
+    def close(self) -> None:
+        """Release the lock; the files stay."""
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.close()
+
+
+def check_free(path: Path) -> None:
+    """Raise RunFolderError if `create` would refuse `path` for what is there already. Makes nothing."""
+    if path.exists() and not path.is_dir():
+        raise RunFolderError(f"run folder {path} is a file; choose another run.output_dir or remove it")
+    if path.is_dir() and any(path.iterdir()):
+        raise _exists(path)
+
+
+def _make_directory(path: Path) -> None:
+    """Make `path`, or accept it if it is an empty directory."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.mkdir()
+    except FileExistsError:
+        if path.parent.exists() and not path.parent.is_dir():
+            raise _cannot_make(path, f"{path.parent} is a file") from None
+        if not path.is_dir():
+            raise RunFolderError(f"run folder {path} is a file; choose another run.output_dir or remove it") from None
+        try:
+            entries = {entry.name for entry in path.iterdir()}
+        except OSError as error:
+            raise _cannot_make(path, error.strerror or str(error)) from error
+        # A lock file alone is a folder that another run is just making: the lock decides.
+        if entries - {LOCK_NAME}:
+            raise _exists(path) from None
+    except OSError as error:
+        raise _cannot_make(path, error.strerror or str(error)) from error
+
+
+def _lock(path: Path) -> int:
+    """Descriptor that holds the folder's lock. It is not inherited by child processes."""
+    file = path / LOCK_NAME
+    try:
+        descriptor = os.open(file, os.O_RDWR | os.O_CREAT, 0o644)
+    except OSError as error:
+        raise _cannot_make(path, error.strerror or str(error)) from error
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        holder = os.pread(descriptor, 100, 0).decode(errors="replace").strip()
+        os.close(descriptor)
+        if isinstance(error, BlockingIOError):
+            who = f"process {holder}" if holder else "another process"
+            raise RunFolderError(f"run folder {path} is in use by {who}; choose another run.output_dir") from None
+        raise RunFolderError(
+            f"cannot lock {file}: {error.strerror}; choose a run.output_dir on a file system with locks"
+        ) from error
+    os.ftruncate(descriptor, 0)
+    os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
+    return descriptor
+
+
+def _exists(path: Path) -> RunFolderError:
+    return RunFolderError(f"run folder {path} exists; choose another run.output_dir or remove it")
+
+
+def _cannot_make(path: Path, reason: str) -> RunFolderError:
+    return RunFolderError(f"cannot make run folder {path}: {reason}; choose another run.output_dir")

@@ -1,0 +1,163 @@
+"""Sums up a run from what lies in its folder, so that it can be repeated later or elsewhere."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from asyncgrpo.errors import RunFolderError
+from asyncgrpo.observe.examples import Example, example_pairs
+from asyncgrpo.observe.files import write_text
+from asyncgrpo.observe.metrics import labels_of
+from asyncgrpo.observe.plot import plot_run
+from asyncgrpo.observe.progress import format_duration
+from asyncgrpo.observe.recorder import read_metrics, rollout_file
+from asyncgrpo.observe.run_folder import RunFolder
+from asyncgrpo.observe.steps import verdict
+
+__all__ = ["Summary", "summarise", "write_summary"]
+
+Summary = Mapping[str, Any]
+Record = Mapping[str, Any]
+
+
+def write_summary(folder: RunFolder) -> str:
+    """Write summary.json, summary.md and reward.png; return the text of summary.md.
+
+    Raises RunFolderError when the run has no finished step or the folder cannot be read or written.
+    """
+    records = read_metrics(folder.metrics_file)
+    if not records:
+        raise RunFolderError(f"{folder.metrics_file} holds no finished step, so there is nothing to sum up")
+    summary = summarise(records)
+    first, last = (rollout_file(folder, records[place]["step"]) for place in (0, -1))
+    pairs = example_pairs(first, last) if first.exists() and last.exists() and first != last else []
+    plot_run(records, folder.reward_plot, f"{folder.path.name}: {summary['steps']} steps")
+    text = _text(folder, summary, pairs, (records[0]["step"], records[-1]["step"]))
+    write_text(folder.summary_json, json.dumps(summary, indent=2) + "\n")
+    write_text(folder.summary_text, text)
+    return text
+
+
+def summarise(records: Sequence[Record]) -> Summary:
+    """Numbers of a whole run from its step records. Rewards are those of its first and last quarter of steps."""
+    quarter = math.ceil(len(records) / 4)
+    first, last = _reward(records[:quarter]), _reward(records[-quarter:])
+    generated = sum(record["tokens_generated"] for record in records)
+    while_training = sum(record["tokens_generated_while_training"] for record in records)
+    trained = sum(record["tokens_trained"] for record in records)
+    versions = sum(
+        record["staleness_mean"] * record["tokens_trained"] for record in records if record["tokens_trained"]
+    )
+    seconds = sum(record["step_seconds"] for record in records)
+    waiting = sum(record["waiting_seconds"] for record in records) / seconds if seconds else 0.0
+    blocked = sum(record["admission_blocked_seconds"] for record in records) / seconds if seconds else 0.0
+    dropped = {reason: records[-1][f"groups_dropped/{reason}"] for reason in labels_of(records[-1], "groups_dropped")}
+    return {
+        "steps": len(records),
+        "quarter_steps": quarter,
+        "reward_first": first,
+        "reward_last": last,
+        "groups_trained": sum(record["groups"] for record in records),
+        "groups_dropped": dropped,
+        "tokens_trained": trained,
+        "tokens_generated": generated,
+        "generated_while_training_ratio": while_training / generated if generated else 0.0,
+        "generated_tokens_per_second": generated / seconds if seconds else 0.0,
+        "staleness_mean": versions / trained if trained else 0.0,
+        "staleness_max": max(record["staleness_max"] for record in records),
+        "seconds": seconds,
+        "waiting_ratio": waiting,
+        "admission_blocked_ratio": blocked,
+        "verdict": verdict(waiting, blocked),
+    }
+
+
+def _reward(records: Sequence[Record]) -> dict[str, float | None]:
+    """Mean over steps and its standard error, from the steps' own errors (groups are the independent units)."""
+    means = [record["reward_mean"] for record in records if record["reward_mean"] is not None]
+    if not means:
+        return {"mean": None, "standard_error": None}
+    errors = [record["reward_standard_error"] for record in records if record["reward_standard_error"] is not None]
+    mean = sum(means) / len(means)
+    error = math.sqrt(sum(e * e for e in errors)) / len(errors) if len(errors) == len(means) else None
+    return {"mean": mean, "standard_error": error}
+
+
+def _text(folder: RunFolder, summary: Summary, pairs: Sequence[tuple[Example, Example]], ends: tuple[int, int]) -> str:
+    return "\n".join(
+        [
+            f"# {folder.path.name}: {summary['steps']} steps in {format_duration(summary['seconds'])}",
+            "",
+            *_number_lines(summary),
+            *_example_lines(pairs, ends),
+            "",
+            *_place_lines(folder),
+            "",
+        ]
+    )
+
+
+def _number_lines(summary: Summary) -> list[str]:
+    first, last, quarter = summary["reward_first"], summary["reward_last"], summary["quarter_steps"]
+    dropped = ", ".join(f"{count} {reason}" for reason, count in summary["groups_dropped"].items() if count)
+    lines = [
+        f"* Reward {_plus_minus(first)} in the first {_steps(quarter)}, "
+        f"{_plus_minus(last)} in the last{_change(first, last)}.",
+        f"* Trained {summary['groups_trained']} groups, {summary['tokens_trained']} tokens; "
+        f"dropped groups: {dropped or 'none'}.",
+        f"* Generated {summary['tokens_generated']} tokens, {summary['generated_tokens_per_second']:.0f} per second, "
+        f"{summary['generated_while_training_ratio']:.0%} of them while the learner was training.",
+        f"* Staleness of trained tokens: mean {summary['staleness_mean']:.2f}, largest {summary['staleness_max']}.",
+        f"* The learner waited {summary['waiting_ratio']:.0%} of the time, admission was blocked "
+        f"{summary['admission_blocked_ratio']:.0%} of it: the run was {summary['verdict']}.",
+    ]
+    return lines
+
+
+def _plus_minus(reward: Mapping[str, float | None]) -> str:
+    if reward["mean"] is None:
+        return "-"
+    if reward["standard_error"] is None:
+        return f"{reward['mean']:+.3f}"
+    return f"{reward['mean']:+.3f} ± {reward['standard_error']:.3f}"
+
+
+def _change(first: Mapping[str, float | None], last: Mapping[str, float | None]) -> str:
+    """How the two compare, with the error of their difference."""
+    values = (first["mean"], last["mean"], first["standard_error"], last["standard_error"])
+    before, after, error_before, error_after = values
+    if before is None or after is None or error_before is None or error_after is None:
+        return ""
+    return f" (change {after - before:+.3f} ± {math.hypot(error_before, error_after):.3f}, standard errors)"
+
+
+def _steps(count: int) -> str:
+    return "step" if count == 1 else f"{count} steps"
+
+
+def _example_lines(pairs: Sequence[tuple[Example, Example]], ends: tuple[int, int]) -> list[str]:
+    if not pairs:
+        return []
+    lines = ["", f"Completions of step {ends[0]} and step {ends[1]} (the first of each group, not chosen by reward):"]
+    for before, after in pairs:
+        lines += ["", f"    prompt   {before.prompt}"]
+        if after.prompt != before.prompt:
+            lines.append(f"    similar  {after.prompt}")
+        lines += [f"    step {ends[0]:<4}{before.reward:+.3f}  {before.completion}"]
+        lines += [f"    step {ends[1]:<4}{after.reward:+.3f}  {after.completion}"]
+    return lines
+
+
+def _place_lines(folder: RunFolder) -> list[str]:
+    """Where things lie, of those that exist."""
+    places = (
+        ("Model", folder.model_dir),
+        ("Steps", folder.metrics_file),
+        ("Samples", folder.rollouts_dir),
+        ("Plot", folder.reward_plot),
+        ("Log", folder.log_file),
+    )
+    return [f"* {name}: {path}" for name, path in places if path.exists()]

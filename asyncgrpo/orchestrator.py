@@ -1,0 +1,204 @@
+"""The algorithm.
+
+    prompts --> generation --> rewards --> buffer --> batch --> learner
+                   ^                                               |
+                   +------------- publish (version v + 1) <--------+
+
+Two loops run at once, and the bounded buffer is all they share.
+
+| loop        | does                                                | waits for                  | unblocked by          |
+|-------------|-----------------------------------------------------|----------------------------|-----------------------|
+| admissions  | next prompt -> rollout task (generate, score, enter) | a free slot                | publish, drop         |
+| steps       | take P groups -> train -> snapshot -> publish        | P groups that may be taken | a rollout that enters |
+
+A publish loads into engines while the next step already trains. Everything else (engines and ranks alive, signals) is
+watched beside them; whatever ends early ends the run with its error.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+
+from asyncgrpo.buffer.buffer import RolloutBuffer
+from asyncgrpo.buffer.contract import StalenessContract
+from asyncgrpo.concurrency import deadline, run_until
+from asyncgrpo.errors import EngineError, StallError
+from asyncgrpo.generation.rollout import generate_group
+from asyncgrpo.learning.batching import make_batch
+from asyncgrpo.meter import StepMeter
+from asyncgrpo.observe.logs import log_context
+from asyncgrpo.observe.steps import StepMeasures, step_record
+from asyncgrpo.rewards.functions import score_group
+from asyncgrpo.session import Session
+from asyncgrpo.types import Batch, Group, Snapshot, StepReport
+
+logger = logging.getLogger(__name__)
+
+
+class Orchestrator:
+    """Runs the steps of one session. `stop` may be set from a signal handler."""
+
+    def __init__(self, session: Session) -> None:
+        self.session = session
+        config = session.job.config
+        self.config = config
+        self.stop = asyncio.Event()
+        self.buffer = RolloutBuffer(
+            StalenessContract(
+                max_staleness=config.buffer.max_staleness,
+                groups_per_step=config.training.groups_per_step,
+                total_groups=session.job.total_steps * config.training.groups_per_step,
+                max_unfinished_groups=config.buffer.max_unfinished_groups,
+                over_stale=config.buffer.over_stale,
+            )
+        )
+        self.meter = StepMeter(session, self.buffer.contract)
+        self.steps_done = 0
+        self._dropped: list[tuple[Group, str]] = []  # since the last step, for the record
+        self._failures_in_a_row = 0
+
+    async def run(self) -> None:
+        """Train until the last step, or until `stop` is set. Raises the first error of any part."""
+        self.session.progress.watch(self._describe)
+        services = [engine.watch() for engine in self.session.managed]
+        await run_until(self._steps(), self._admissions(), self.session.learner.watch(), *services)
+        left = [(group, "run_ended") for group in await self.buffer.drain()]
+        if self._dropped or left:
+            await asyncio.to_thread(self._record_untrained, [*self._dropped, *left])
+
+    # --- generation side ---------------------------------------------------------------------------------------------
+
+    async def _admissions(self) -> None:
+        """Start a rollout whenever a slot is free."""
+        blocked = self.session.admission_time
+        async with asyncio.TaskGroup() as rollouts:
+            while True:
+                with blocked.during("open" if self.buffer.contract.can_admit() else "blocked"):
+                    group_id, start_version = await self.buffer.admit()
+                self.session.metrics.groups_admitted.inc()
+                rollouts.create_task(self._rollout(group_id, start_version), name=f"rollout {group_id}")
+
+    async def _rollout(self, group_id: int, start_version: int) -> None:
+        """One prompt to a scored group in the buffer; or dropped, if its samples cannot be had."""
+        job, admitted_at = self.session.job, time.monotonic()
+        prompt = job.prompts.next()
+        try:
+            completions = await generate_group(prompt, group_id, self.session.pool, self.config)
+        except EngineError as error:
+            await self._failed(group_id, prompt.prompt_id, error)
+            return
+        texts = [job.tokenizer.decode(c.token_ids, skip_special_tokens=True) for c in completions]
+        samples = await score_group(job.rewards, prompt, completions, texts)
+        self._failures_in_a_row = 0
+        group = Group(
+            group_id=group_id,
+            prompt=prompt,
+            samples=tuple(samples),
+            start_version=start_version,
+            admitted_at=admitted_at,
+            entered_at=time.monotonic(),
+        )
+        await self.buffer.enter(group)
+
+    async def _failed(self, group_id: int, prompt_id: str, error: EngineError) -> None:
+        """One failed group is dropped and replaced; many in a row are the engines' fault and end the run."""
+        self._failures_in_a_row += 1
+        logger.warning("group %d (prompt %s) failed: %s", group_id, prompt_id, error)
+        if self._failures_in_a_row >= self.config.generation.max_failed_groups:
+            raise EngineError(f"{self._failures_in_a_row} groups in a row failed; the last: {error}") from error
+        self.session.metrics.groups.labels("dropped_failed").inc()
+        await self.buffer.drop(group_id, "failed")
+
+    # --- training side -----------------------------------------------------------------------------------------------
+
+    async def _steps(self) -> None:
+        """Take, train, publish; one step after the other."""
+        session, total = self.session, self.session.job.total_steps
+        await self.meter.start()
+        async with asyncio.TaskGroup() as background:
+            publishing: asyncio.Task[None] | None = None
+            for step in range(1, total + 1):
+                version = self.buffer.contract.version
+                with log_context(step=step, version=version):
+                    groups = await self._take(step)
+                    if groups is None:
+                        return
+                    batch = make_batch(groups, version, self.config)
+                    await self.meter.training_starts()
+                    with session.learner_time.during("training"):
+                        report = await session.learner.train(batch)
+                    await self.meter.training_ends()
+                    new_version = await self.buffer.consumed()
+                    if publishing is not None:
+                        await publishing  # versions reach engines one at a time, in order
+                    if step < total:
+                        with session.learner_time.during("snapshot"):
+                            snapshot = await session.publisher.prepare(new_version)
+                        publishing = background.create_task(self._publish(snapshot), name=f"publish {new_version}")
+                    await self._record(step, version, groups, batch, report, await self.meter.step_measures())
+                self.steps_done = step
+                if self.stop.is_set():
+                    return
+
+    async def _take(self, step: int) -> list[Group] | None:
+        """The groups of a step, or None when the run is to stop."""
+        taking = asyncio.ensure_future(self.buffer.take())
+        stopping = asyncio.ensure_future(self.stop.wait())
+        timeout = self.config.buffer.stall_timeout
+        try:
+            async with deadline(timeout, self._stalled, f"step {step}: waiting for groups"):
+                await asyncio.wait({taking, stopping}, return_when=asyncio.FIRST_COMPLETED)
+            if not taking.done():
+                return None
+            groups, stale = taking.result()
+        finally:
+            taking.cancel()
+            stopping.cancel()
+            await asyncio.gather(taking, stopping, return_exceptions=True)
+        self._dropped += [(group, "stale") for group in stale]
+        self.session.metrics.groups.labels("dropped_stale").inc(len(stale))
+        return groups
+
+    def _stalled(self, what: str) -> StallError:
+        waiting = self.buffer.contract.blocking()[:8]
+        return StallError(f"{what} (buffer.stall_timeout); groups in flight, most urgent first: {waiting}")
+
+    async def _publish(self, snapshot: Snapshot) -> None:
+        """Load a version into every engine; slots of the groups that it consumed are free afterwards."""
+        started = time.monotonic()
+        report = await self.session.publisher.load(snapshot)
+        for engine, seconds in report.paused_seconds.items():
+            self.session.metrics.engine_paused_seconds.labels(engine).inc(seconds)
+        self.meter.publish_seconds = time.monotonic() - started
+        self.session.metrics.publish_duration.observe(self.meter.publish_seconds)
+        logger.info("version %d published: %s", report.version, report)
+        await self.buffer.published(self.session.pool.served_version)
+
+    # --- records -----------------------------------------------------------------------------------------------------
+
+    async def _record(
+        self, step: int, version: int, groups: list[Group], batch: Batch, report: StepReport, measures: StepMeasures
+    ) -> None:
+        record = step_record(step, groups, version, report, measures)
+        self.session.metrics.observe_step(record)
+        dropped, self._dropped = self._dropped, []
+
+        def write() -> None:
+            self.session.recorder.append_step(record)
+            if self.config.observe.save_rollouts:
+                self.session.recorder.write_rollouts(step, version, groups, batch.advantages, dropped)
+
+        await asyncio.to_thread(write)
+        self.session.progress.step(record)
+
+    def _record_untrained(self, dropped: list[tuple[Group, str]]) -> None:
+        self.session.metrics.groups.labels("dropped_run_ended").inc(sum(why == "run_ended" for _, why in dropped))
+        if self.config.observe.save_rollouts:
+            self.session.recorder.write_untrained(dropped)
+
+    def _describe(self) -> str:
+        contract = self.buffer.contract
+        doing = self.session.learner_time.state
+        return f"learner {doing}, {contract.in_flight} groups in flight, {contract.buffered} in the buffer"

@@ -1,0 +1,102 @@
+"""Everything that can be refused before a model loads, and what the run is made from afterwards."""
+
+from __future__ import annotations
+
+import math
+import socket
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from asyncgrpo.config import RunConfig
+from asyncgrpo.config.resolve import Machine, resolve
+from asyncgrpo.errors import ConfigError
+from asyncgrpo.generation.server import check_ports, check_vllm_installed
+from asyncgrpo.observe.run_folder import check_free
+from asyncgrpo.prompts.encoding import load_tokenizer
+from asyncgrpo.prompts.rows import load_rows
+from asyncgrpo.prompts.stream import PromptStream
+from asyncgrpo.rewards.functions import RewardFunction, check_parameters
+from asyncgrpo.rewards.importing import from_config
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """A checked run: nothing here is known to be wrong."""
+
+    config: RunConfig
+    """Resolved: no `auto` is left."""
+    prompts: PromptStream
+    rewards: Sequence[RewardFunction]
+    tokenizer: Any
+    total_steps: int
+
+
+def prepare(
+    config: RunConfig,
+    *,
+    rows: Any = None,
+    rewards: Sequence[RewardFunction] | None = None,
+    tokenizer: Any = None,
+    machine: Machine | None = None,
+) -> Job:
+    """Check a configuration and load what is light: rows, tokenizer, reward functions.
+
+    `rows`, `rewards` and `tokenizer` are given by Python callers; absent, the configuration names them.
+    Raises ConfigError, DataError or RunFolderError, each naming value and remedy.
+    """
+    config = resolve(config, machine or Machine.here())
+    check_free(Path(config.run.output_dir))
+    check_model_path(config.model.path)
+    if not config.engines.urls:
+        check_vllm_installed()
+    check_ports(config)
+    check_metrics_port(config)
+    functions = from_config(config.rewards) if rewards is None else rewards
+    checked_rows = load_rows(config, rows)
+    check_parameters(functions, set(checked_rows.column_names) - {config.data.prompt_column})
+    tokenizer = load_tokenizer(config) if tokenizer is None else tokenizer
+    prompts = PromptStream(checked_rows, tokenizer, config)
+    return Job(
+        config=config,
+        prompts=prompts,
+        rewards=functions,
+        tokenizer=tokenizer,
+        total_steps=total_steps(config, prompts.prompts_per_epoch),
+    )
+
+
+def total_steps(config: RunConfig, prompts_per_epoch: int) -> int:
+    """A last step that the epochs do not fill takes prompts of the next one."""
+    training = config.training
+    if training.max_steps > 0:
+        return training.max_steps
+    return max(1, math.ceil(training.num_train_epochs * prompts_per_epoch / training.groups_per_step))
+
+
+def check_model_path(path: str) -> None:
+    """A path that looks like one must exist; a hub name is the learner's to find."""
+    if not path:
+        raise ConfigError("model.path is not set: name a folder in Hugging Face format, or a model on the hub")
+    looks_local = path.startswith((".", "/", "~")) or path.count("/") != 1
+    folder = Path(path).expanduser()
+    if looks_local and not folder.exists():
+        raise ConfigError(f"model.path={path} does not exist (looked in {Path.cwd()})")
+    if folder.is_dir() and not (folder / "config.json").is_file():
+        raise ConfigError(f"model.path={path} has no config.json, so it is not a model in Hugging Face format")
+
+
+def check_metrics_port(config: RunConfig) -> None:
+    host, port = config.observe.metrics_host, config.observe.metrics_port
+    if port <= 0:
+        return
+    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError as error:
+            raise ConfigError(
+                f"observe.metrics_port={port}: cannot listen on {host}: {error.strerror}; "
+                "choose another, or 0 for a free one"
+            ) from error

@@ -1,0 +1,178 @@
+"""Reward functions and how they are called.
+
+    function(prompts, completions, completion_ids, **columns) -> one number or None per completion
+
+Every argument is a list with one entry per sample of the group: the prompt and the row's columns are repeated. A chat
+prompt gets its completions as chats, `[[{"role": "assistant", "content": text}], …]`; a text prompt gets texts. A
+function that names its parameters is given those only. Plain functions run in threads, so one may be called several
+times at once; `async def` functions share one event loop that is not the orchestrator's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import inspect
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from asyncgrpo.errors import ConfigError, RewardError
+from asyncgrpo.rewards.threads import await_aside, call_in_thread
+from asyncgrpo.rewards.values import read_values, weighted_sum
+from asyncgrpo.types import Completion, Prompt, Sample
+
+MAX_CALLS = 64
+"""Calls of one function at the same time; a plain function's call is a thread."""
+
+_ALWAYS = ("prompts", "completions", "completion_ids")
+_BY_NAME = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+
+
+@dataclass(frozen=True, slots=True)
+class RewardFunction:
+    """One reward: `call` by the module's contract, `weight` in the sum, `timeout` in seconds per call."""
+
+    name: str
+    weight: float
+    timeout: float
+    call: Callable[..., Any]
+    _slots: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(MAX_CALLS), repr=False, compare=False)
+
+    async def score(self, prompt: Prompt, arguments: Mapping[str, Any], count: int) -> list[float | None]:
+        """Rewards of `count` completions. Raises RewardError naming the function, the prompt and the cause."""
+        where = f"reward function {self.name!r}, prompt {prompt.prompt_id}"
+        async with self._slots:
+            deadline = asyncio.timeout(self.timeout)
+            try:
+                async with deadline:
+                    returned = await call_in_thread(functools.partial(self.call, **accepted(self.call, arguments)))
+                    if inspect.isawaitable(returned):
+                        returned = await await_aside(returned)
+            except Exception as error:  # the boundary to user code, which may raise anything; it ends the run
+                if deadline.expired():
+                    raise RewardError(f"{where}: took longer than its timeout of {self.timeout:g} s") from error
+                raise RewardError(f"{where}: {type(error).__name__}: {error}") from error
+        try:
+            return read_values(returned, count)
+        except ValueError as error:
+            raise RewardError(f"{where}: {error}") from error
+
+
+async def score_group(
+    functions: Sequence[RewardFunction], prompt: Prompt, completions: Sequence[Completion], texts: Sequence[str]
+) -> list[Sample]:
+    """Score the samples of one prompt, all functions at once. `texts` are the decoded completions.
+
+    Raises RewardError from the first function that fails; the others are abandoned.
+    """
+    count = len(completions)
+    try:
+        async with asyncio.TaskGroup() as group:
+            tasks = [
+                group.create_task(function.score(prompt, _arguments(prompt, completions, texts), count))
+                for function in functions
+            ]
+    except* RewardError as failures:
+        failure = failures.exceptions[0]
+    else:
+        return _samples(functions, completions, texts, [task.result() for task in tasks])
+    raise failure
+
+
+def from_callables(
+    functions: Callable[..., Any] | Sequence[Callable[..., Any]],
+    weights: Sequence[float] | None = None,
+    timeout: float = 60.0,
+) -> list[RewardFunction]:
+    """Reward functions given as Python objects, weight 1 each unless told.
+
+    Raises ConfigError for none at all, a wrong number of weights, or an object that cannot be called.
+    """
+    listed = [functions] if callable(functions) or isinstance(functions, str) else list(functions)
+    weights = [1.0] * len(listed) if weights is None else list(weights)
+    if len(weights) != len(listed):
+        raise ConfigError(f"{len(weights)} reward_weights for {len(listed)} reward functions; give one each")
+    for function in listed:
+        if not callable(function):
+            raise ConfigError(f"{function!r} is no reward function; reward models by name are not supported, wrap one")
+        if inspect.isclass(function):
+            raise ConfigError(f"{function.__name__} is a class; give an instance of it, or a function")
+    names = [_name(function, position) for position, function in enumerate(listed, start=1)]
+    return build([(name, weight, timeout, call) for name, weight, call in zip(names, weights, listed, strict=True)])
+
+
+def build(entries: Sequence[tuple[str, float, float, Callable[..., Any]]]) -> list[RewardFunction]:
+    """Functions of (name, weight, timeout, call), with names made unique. Raises ConfigError if there are none."""
+    if not entries:
+        raise ConfigError("no reward function is given; add one, as in rewards: [{path: my_rewards.py:correct}]")
+    built: list[RewardFunction] = []
+    for name, weight, timeout, call in entries:
+        taken = {function.name for function in built}
+        unique = next(n for n in (name, *(f"{name}_{i}" for i in range(2, len(entries) + 2))) if n not in taken)
+        built.append(RewardFunction(unique, weight, timeout, call))
+    return built
+
+
+def check_parameters(functions: Sequence[RewardFunction], columns: Collection[str]) -> None:
+    """Refuse, before anything is loaded, a function that requires a parameter which is no column of the dataset."""
+    for function in functions:
+        parameters = _parameters(function.call)
+        for name, parameter in parameters.items():
+            required = parameter.kind in _BY_NAME and parameter.default is inspect.Parameter.empty
+            if required and name not in _ALWAYS and name not in columns:
+                raise ConfigError(
+                    f"reward function {function.name!r} needs {name!r}, which is none of {', '.join(_ALWAYS)} "
+                    f"and no column of the dataset; its other columns are: {', '.join(columns) or 'none'}"
+                )
+
+
+def accepted(call: Callable[..., Any], arguments: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Those of the arguments that `call` names; all, if it takes `**kwargs` or does not tell."""
+    parameters = _parameters(call)
+    if not parameters or any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values()):
+        return arguments
+    fixed = call.keywords if isinstance(call, functools.partial) else {}
+    named = {name for name, p in parameters.items() if p.kind in _BY_NAME and name not in fixed}
+    return {name: value for name, value in arguments.items() if name in named}
+
+
+def _parameters(call: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
+    try:
+        return inspect.signature(call).parameters
+    except (ValueError, TypeError):  # some functions written in C
+        return {}
+
+
+def _arguments(prompt: Prompt, completions: Sequence[Completion], texts: Sequence[str]) -> dict[str, Any]:
+    """Fresh lists and messages for every function, so that one which changes them changes nobody else's."""
+    count = len(completions)
+    chat = prompt.is_conversational
+    return {
+        **{name: [value] * count for name, value in prompt.columns.items()},
+        "prompts": [[dict(m) for m in prompt.prompt] if chat else prompt.prompt for _ in range(count)],  # type: ignore[arg-type]
+        "completions": [[{"role": "assistant", "content": text}] if chat else text for text in texts],
+        "completion_ids": [list(completion.token_ids) for completion in completions],
+    }
+
+
+def _samples(
+    functions: Sequence[RewardFunction],
+    completions: Sequence[Completion],
+    texts: Sequence[str],
+    columns: Sequence[list[float | None]],
+) -> list[Sample]:
+    weights = {function.name: function.weight for function in functions}
+    samples = []
+    for completion, text, values in zip(completions, texts, zip(*columns, strict=True), strict=True):
+        rewards = dict(zip(weights, values, strict=True))
+        reward = weighted_sum(rewards, weights)
+        samples.append(Sample(completion=completion, text=text, rewards=rewards, reward=reward))
+    return samples
+
+
+def _name(function: Callable[..., Any], position: int) -> str:
+    while isinstance(function, functools.partial):
+        function = function.func
+    name = getattr(function, "__name__", type(function).__name__)
+    return f"reward_{position}" if name == "<lambda>" else str(name)

@@ -1,0 +1,190 @@
+"""The parts of one run, started in order and taken down in reverse, whatever happens in between.
+
+    run folder -> logs -> metrics -> engines + learner (in parallel) -> transport -> probe
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+
+from asyncgrpo.concurrency import deadline, gather_all
+from asyncgrpo.errors import EngineError, EngineStartError
+from asyncgrpo.generation.client import EngineClient
+from asyncgrpo.generation.pool import EnginePool
+from asyncgrpo.generation.server import VLLM_MODULE, ManagedEngine, engine_specs
+from asyncgrpo.generation.verify import verify_settings
+from asyncgrpo.learning.client import LearnerClient
+from asyncgrpo.observe.metrics import ADMISSION_STATES, LEARNER_STATES, RunMetrics
+from asyncgrpo.observe.progress import Progress
+from asyncgrpo.observe.recorder import Recorder
+from asyncgrpo.observe.run_folder import RunFolder
+from asyncgrpo.observe.server import MetricsServer
+from asyncgrpo.observe.timing import TimeAccount
+from asyncgrpo.preflight import Job
+from asyncgrpo.types import Completion
+from asyncgrpo.weights.probe import Agreement, probe
+from asyncgrpo.weights.publisher import Publisher, Transport
+from asyncgrpo.weights.transports import open_transport, transport_backend
+
+logger = logging.getLogger(__name__)
+
+HEALTH_POLL_SECONDS = 0.5
+PROBE_PROMPTS = 4
+PROBE_TOKENS = 16
+PROBE_TOLERANCE = {"float32": 0.01, "bfloat16": 0.15}
+"""Allowed mean |difference| of log-probabilities, nats per token: rounding of the engine's type."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Session:
+    job: Job
+    folder: RunFolder
+    managed: Sequence[ManagedEngine]
+    pool: EnginePool
+    learner: LearnerClient
+    publisher: Publisher
+    metrics: RunMetrics
+    recorder: Recorder
+    progress: Progress
+    learner_time: TimeAccount
+    admission_time: TimeAccount
+
+
+@asynccontextmanager
+async def open_session(
+    job: Job, folder: RunFolder, progress: Progress, engine_module: str = VLLM_MODULE
+) -> AsyncIterator[Session]:
+    """Start everything a run needs; at the end nothing of it is left. `engine_module` lets tests start a fake."""
+    config = job.config
+    async with AsyncExitStack() as stack:
+        backend = transport_backend(config)
+        specs = engine_specs(config, config.model.path, folder.logs_dir, backend, engine_module)
+        managed = [ManagedEngine(spec) for spec in specs]
+        addresses = [(spec.name, spec.url) for spec in specs] + [
+            (f"engine-{index}", url) for index, url in enumerate(config.engines.urls, start=len(specs))
+        ]
+        clients = [
+            await stack.enter_async_context(EngineClient(url, name, config, folder.incarnation))
+            for name, url in addresses
+        ]
+        learner_time, admission_time = TimeAccount(LEARNER_STATES), TimeAccount(ADMISSION_STATES)
+        metrics = RunMetrics(
+            info={"run": folder.path.name, "model": config.model.path},
+            target_steps=job.total_steps,
+            slots=config.slots,
+            engines=[client.name for client in clients],
+            rewards=[function.name for function in job.rewards],
+            learner=learner_time,
+        )
+        server = await stack.enter_async_context(
+            MetricsServer(metrics.registry, config.observe.metrics_host, config.observe.metrics_port)
+        )
+        if server.url is not None:
+            progress.note(f"metrics at {server.url}/metrics, logs in {folder.logs_dir}")
+        learner = LearnerClient(config, folder.logs_dir)
+        stack.push_async_callback(learner.stop)
+        for engine in managed:
+            stack.push_async_callback(engine.stop)
+        names = f"{len(clients)} engine{'s' if len(clients) > 1 else ''}"
+        with progress.phase(f"starting {names} and the learner"):
+            await gather_all(_start_engines(managed, clients), learner.start())
+        await verify_settings(clients, config, backend)
+        pool = EnginePool(clients)
+        transport = await stack.enter_async_context(open_transport(config, learner))
+        publisher = _publisher(job, folder, pool, transport, metrics)
+        await publisher.connect()
+        yield Session(
+            job=job,
+            folder=folder,
+            managed=managed,
+            pool=pool,
+            learner=learner,
+            publisher=publisher,
+            metrics=metrics,
+            recorder=Recorder(folder),
+            progress=progress,
+            learner_time=learner_time,
+            admission_time=admission_time,
+        )
+
+
+def _publisher(
+    job: Job, folder: RunFolder, pool: EnginePool, transport: Transport, metrics: RunMetrics
+) -> Publisher:
+    def on_served(engine: str, version: int) -> None:
+        pool.mark_served(engine, version)
+        metrics.policy_version.labels(engine).set(version)
+
+    weights = job.config.weights
+    return Publisher(
+        transport,
+        pool.clients,
+        incarnation=folder.incarnation,
+        timeout=weights.publish_timeout,
+        concurrency=weights.publish_concurrency,
+        on_served=on_served,
+    )
+
+
+async def _start_engines(managed: Sequence[ManagedEngine], clients: Sequence[EngineClient]) -> None:
+    for engine in managed:
+        await engine.start()
+    owners: list[ManagedEngine | None] = [*managed, *[None] * (len(clients) - len(managed))]
+    await gather_all(*(_until_healthy(client, owner) for client, owner in zip(clients, owners, strict=True)))
+
+
+async def _until_healthy(client: EngineClient, owner: ManagedEngine | None) -> None:
+    """An external engine must be healthy now; a managed one has its startup_timeout, unless its process ends."""
+    if owner is None:
+        return await client.health()
+    died = asyncio.create_task(owner.watch())
+    try:
+        async with deadline(owner.spec.startup_timeout, _late(owner), f"start of {client.name}"):
+            while not died.done():
+                try:
+                    return await client.health()
+                except EngineError:
+                    await asyncio.wait({died}, timeout=HEALTH_POLL_SECONDS)
+        try:
+            died.result()
+        except EngineError as error:
+            raise EngineStartError(f"{client.name} did not start: {error}") from error
+    finally:
+        died.cancel()
+        await asyncio.gather(died, return_exceptions=True)
+
+
+def _late(owner: ManagedEngine) -> type[EngineStartError]:
+    class Late(EngineStartError):
+        def __str__(self) -> str:
+            return f"{super().__str__()} (engines.startup_timeout); {owner.log_tail()}"
+
+    return Late
+
+
+async def prove_weights(session: Session) -> list[Agreement]:
+    """Have every engine serve version 0, proven by the probe unless it is turned off. Raises ProbeMismatch."""
+    config, pool = session.job.config, session.pool
+    if not config.weights.probe:
+        await session.publisher.publish(0)
+        return []
+    clients = {client.name: client for client in pool.clients}
+
+    async def sample(engine: str, prompt: Sequence[int]) -> Completion:
+        numbers = next(counter)
+        return await clients[engine].generate(prompt, f"{pool.run_id}-probe-{numbers}", max_tokens=PROBE_TOKENS)
+
+    counter = iter(range(10**9))
+    tolerance = config.weights.probe_tolerance or PROBE_TOLERANCE[config.engines.dtype]
+    return await probe(
+        session.publisher,
+        session.learner,
+        sample,
+        list(clients),
+        [prompt.token_ids for prompt in session.job.prompts.peek(PROBE_PROMPTS)],
+        tolerance,
+    )

@@ -1,0 +1,154 @@
+"""The small carriers that stages hand to each other. No torch, no behaviour beyond derived facts.
+
+Prompt ──generation──▶ Completion ──rewards──▶ Sample ┐
+                                                      ├─▶ Group ──buffer──▶ Batch ──learner──▶ StepReport
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import numpy as np
+
+FinishReason = Literal["stop", "length"]
+Message = Mapping[str, Any]
+PromptText = str | Sequence[Message]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prompt:
+    """One row of the dataset in one epoch."""
+
+    prompt_id: str
+    """Stable over resumes: `"{epoch}-{row}"`."""
+    epoch: int
+    row: int
+    prompt: PromptText
+    """As the dataset gives it: a string, or a list of chat messages."""
+    token_ids: tuple[int, ...]
+    """What the engine is asked to continue."""
+    columns: Mapping[str, Any] = field(default_factory=dict)
+    """The row's other columns, handed to reward functions."""
+
+    @property
+    def is_conversational(self) -> bool:
+        return not isinstance(self.prompt, str)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Completion:
+    """What one engine sampled for one prompt. The three sequences have one entry per token."""
+
+    token_ids: tuple[int, ...]
+    behaviour_logprobs: tuple[float, ...]
+    """Natural log, of the distribution that was sampled from (temperature applied)."""
+    versions: tuple[int, ...]
+    """Policy version that sampled each token."""
+    finish_reason: FinishReason
+    engine: str
+    started_at: float = 0.0
+    finished_at: float = 0.0
+    """Seconds of the orchestrator's monotonic clock, around the request."""
+
+    def __post_init__(self) -> None:
+        n = len(self.token_ids)
+        if not n == len(self.behaviour_logprobs) == len(self.versions):
+            raise ValueError(
+                f"completion has {n} tokens, {len(self.behaviour_logprobs)} log-probabilities "
+                f"and {len(self.versions)} versions"
+            )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sample:
+    """One scored completion of a group."""
+
+    completion: Completion
+    text: str
+    rewards: Mapping[str, float | None]
+    """Per reward function; None where a function does not apply."""
+    reward: float
+    """Weighted sum; NaN when no function applied."""
+
+    @property
+    def oldest_version(self) -> int:
+        return min(self.completion.versions)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Group:
+    """The `num_generations` samples of one prompt: one unit of admission, training and fate."""
+
+    group_id: int
+    """Admission number, unique in a run."""
+    prompt: Prompt
+    samples: tuple[Sample, ...]
+    start_version: int
+    """Version the engines served at admission: no token is older."""
+    admitted_at: float
+    entered_at: float
+    """Seconds of the orchestrator's monotonic clock."""
+
+    @property
+    def is_uniform(self) -> bool:
+        """All rewards equal: no advantage, so no gradient."""
+        rewards = [sample.reward for sample in self.samples]
+        return all(reward == rewards[0] for reward in rewards)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Batch:
+    """Samples of one step, ragged and flat. S samples, P their prompt tokens, C their completion tokens."""
+
+    version: int
+    """Policy version the learner has when it trains this batch."""
+    prompt_tokens: np.ndarray  # [P] int32
+    prompt_lengths: np.ndarray  # [S] int32
+    completion_tokens: np.ndarray  # [C] int32
+    completion_lengths: np.ndarray  # [S] int32
+    behaviour_logprobs: np.ndarray  # [C] float32
+    token_versions: np.ndarray  # [C] int32
+    loss_mask: np.ndarray  # [C] bool: True where a token is trained
+    advantages: np.ndarray  # [S] float32
+    group_ids: np.ndarray  # [S] int32
+
+    def __len__(self) -> int:
+        return len(self.prompt_lengths)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepReport:
+    """What the learner says of one step."""
+
+    version: int
+    """Policy version after the step."""
+    metrics: Mapping[str, float]
+    seconds: Mapping[str, float]
+    """Wall-clock by part: `proximal`, `forward_backward`, `optimiser`, `total`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Snapshot:
+    """One immutable set of weights that engines can load."""
+
+    version: int
+    path: str
+    bytes: int
+    seconds: float
+
+
+def encode_version(incarnation: int, version: int) -> str:
+    """Name of a policy version on the wire. The incarnation tells apart versions retrained after a crash."""
+    return f"{incarnation}:{version}"
+
+
+def decode_version(text: str, incarnation: int) -> int:
+    """Inverse of `encode_version`. Raises ValueError for a foreign name or another incarnation's version."""
+    head, _, tail = text.partition(":")
+    if not (head.isdigit() and tail.isdigit()):
+        raise ValueError(f"weight version {text!r} was not published by asyncgrpo")
+    if int(head) != incarnation:
+        raise ValueError(f"weight version {text!r} belongs to incarnation {head}, this run is {incarnation}")
+    return int(tail)

@@ -1,0 +1,131 @@
+"""Brings a policy version to every engine.
+
+    prepare (learner writes a snapshot; engines generate)  ->  per engine: pause -> load -> name the version -> resume
+
+Invariant: an engine resumes only with complete weights under the right name, or not at all.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from asyncgrpo.concurrency import deadline, gather_all
+from asyncgrpo.errors import EngineError, PublishError
+from asyncgrpo.types import Snapshot, encode_version
+
+logger = logging.getLogger(__name__)
+
+
+class EngineControl(Protocol):
+    """What publishing needs of an engine."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def url(self) -> str: ...
+    async def pause(self) -> None: ...
+    async def resume(self) -> None: ...
+    async def init_weight_transfer(self, init_info: Mapping[str, Any]) -> None: ...
+    async def start_weight_update(self) -> None: ...
+    async def update_weights(self, info: Mapping[str, Any]) -> None: ...
+    async def finish_weight_update(self, version: str) -> None: ...
+    async def world_size(self) -> int: ...
+
+
+class Transport(Protocol):
+    """One way for weights to travel."""
+
+    backend: str
+    """Name of vLLM's worker-side engine."""
+
+    async def connect(self, engines: Sequence[EngineControl]) -> None:
+        """Once, before the first version."""
+
+    async def prepare(self, version: int, perturbation: int | None = None) -> Snapshot:
+        """Make `version` ready to load, while engines generate."""
+
+    async def load(self, engine: EngineControl, snapshot: Snapshot, wire_version: str) -> None:
+        """Load it into a paused engine: start, update, finish."""
+
+    def discard_before(self, version: int) -> None:
+        """Every engine serves `version`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PublishReport:
+    version: int
+    bytes: int
+    prepare_seconds: float
+    """The learner was busy for that long; engines generated."""
+    paused_seconds: Mapping[str, float] = field(default_factory=dict)
+    """By engine: from the call that paused it to the one that resumed it."""
+
+
+class Publisher:
+    """Publishes one version after another to all engines; never two at a time."""
+
+    def __init__(
+        self,
+        transport: Transport,
+        engines: Sequence[EngineControl],
+        *,
+        incarnation: int,
+        timeout: float,
+        concurrency: int = 1,
+        on_served: Callable[[str, int], None] = lambda engine, version: None,
+    ) -> None:
+        """timeout: seconds one engine may take. on_served(engine, version): called as each engine resumes."""
+        self._transport = transport
+        self._engines = engines
+        self._incarnation = incarnation
+        self._timeout = timeout
+        self._turns = asyncio.Semaphore(concurrency)
+        self._on_served = on_served
+
+    async def connect(self) -> None:
+        await self._transport.connect(self._engines)
+
+    async def prepare(self, version: int, perturbation: int | None = None) -> Snapshot:
+        return await self._transport.prepare(version, perturbation)
+
+    async def load(self, snapshot: Snapshot) -> PublishReport:
+        """Bring a prepared version to every engine. Raises PublishError naming the engine and its own words."""
+        paused = await gather_all(*(self._load_into(engine, snapshot) for engine in self._engines))
+        self._transport.discard_before(snapshot.version)
+        return PublishReport(
+            version=snapshot.version,
+            bytes=snapshot.bytes,
+            prepare_seconds=snapshot.seconds,
+            paused_seconds={engine.name: seconds for engine, seconds in zip(self._engines, paused, strict=True)},
+        )
+
+    async def publish(self, version: int, perturbation: int | None = None) -> PublishReport:
+        return await self.load(await self.prepare(version, perturbation))
+
+    async def _load_into(self, engine: EngineControl, snapshot: Snapshot) -> float:
+        what = f"publish of version {snapshot.version} to {engine.name}"
+        async with self._turns:
+            started = time.monotonic()
+            try:
+                async with deadline(self._timeout, PublishError, what):
+                    await engine.pause()
+                    await self._load_with_one_retry(engine, snapshot)
+                    await engine.resume()
+            except EngineError as error:
+                raise PublishError(f"{what} failed: {error}") from error
+            self._on_served(engine.name, snapshot.version)
+            return time.monotonic() - started
+
+    async def _load_with_one_retry(self, engine: EngineControl, snapshot: Snapshot) -> None:
+        """A failed load leaves the engine without weights, still paused: only a whole load, from the start, mends it."""
+        wire_version = encode_version(self._incarnation, snapshot.version)
+        try:
+            await self._transport.load(engine, snapshot, wire_version)
+        except EngineError as error:
+            logger.warning("load of version %d into %s failed, once more: %s", snapshot.version, engine.name, error)
+            await self._transport.load(engine, snapshot, wire_version)

@@ -1,0 +1,95 @@
+"""Where snapshots lie: one folder per run, on a file system in memory.
+
+Invariants: a snapshot file is complete from the moment it has its name and never changes. The folder goes when the run
+ends; after kill -9 a guardian removes it, and whatever still remains is swept by the next run on the machine.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import secrets
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from asyncgrpo.errors import ConfigError
+
+PREFIX = "asyncgrpo-"
+LOCK = "owner.lock"
+
+
+class SnapshotStore:
+    """A context manager: the folder exists inside it, and only there."""
+
+    def __init__(self, parent: str) -> None:
+        self.folder = Path(parent) / f"{PREFIX}{secrets.token_hex(6)}"
+        self._versions: dict[int, Path] = {}
+
+    def __enter__(self) -> Self:
+        parent = self.folder.parent
+        if not parent.is_dir():
+            raise ConfigError(f"weights.shared_memory_dir={parent} is not a folder")
+        sweep(parent)
+        self.folder.mkdir(mode=0o700)
+        self._lock = os.open(self.folder / LOCK, os.O_CREAT | os.O_RDWR, 0o600)
+        fcntl.flock(self._lock, fcntl.LOCK_EX)
+        read_end, self._lifeline = os.pipe()
+        self._guardian = subprocess.Popen(
+            [sys.executable, "-m", "asyncgrpo.guardian", "--lifeline", str(read_end), "--remove", str(self.folder)],
+            pass_fds=(read_end,),
+            stdin=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+        os.close(read_end)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        shutil.rmtree(self.folder, ignore_errors=True)
+        os.close(self._lock)
+        os.close(self._lifeline)
+        self._guardian.wait()
+
+    def check_space(self, needed: int) -> None:
+        """Raises ConfigError unless `needed` bytes are free."""
+        free = shutil.disk_usage(self.folder).free
+        if free < needed:
+            raise ConfigError(
+                f"{self.folder.parent} has {free / 2**20:.0f} MiB free, and snapshots need {needed / 2**20:.0f} MiB; "
+                "give it more (docker run --shm-size=8g, or mount -o remount,size=8g), "
+                "or name another folder with weights.shared_memory_dir"
+            )
+
+    def path(self, version: int) -> str:
+        self._versions[version] = self.folder / f"version-{version:08d}.safetensors"
+        return str(self._versions[version])
+
+    def discard_before(self, version: int) -> None:
+        """Remove snapshots that no engine needs any more."""
+        for old in [v for v in self._versions if v < version]:
+            self._versions.pop(old).unlink(missing_ok=True)
+
+
+def sweep(parent: Path) -> list[Path]:
+    """Remove folders whose owner is dead: a lock that can be had has no owner. Returns what was removed."""
+    removed = []
+    for folder in parent.glob(f"{PREFIX}*"):
+        try:
+            lock = os.open(folder / LOCK, os.O_RDWR)
+        except OSError:
+            continue  # someone else's, or just being made
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            continue
+        else:
+            shutil.rmtree(folder, ignore_errors=True)
+            removed.append(folder)
+        finally:
+            os.close(lock)
+    return removed

@@ -1,0 +1,106 @@
+"""The command line: help that teaches, errors of one line, exit codes."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from asyncgrpo.cli.main import main, separate
+from asyncgrpo.config.loading import load_config
+from asyncgrpo.config.names import SECTIONS
+
+
+def written(folder: Path, text: str) -> str:
+    path = folder / "run.yaml"
+    path.write_text(text)
+    return str(path)
+
+
+def test_separate_settings_from_arguments() -> None:
+    argv = ["train", "--run.seed", "3", "run.yaml", "--training.max_steps=-1", "--buffer.max_staleness", "-1", "-h"]
+    words, overrides = separate(argv)
+    assert words == ["train", "run.yaml", "-h"]
+    assert overrides == ["--run.seed", "3", "--training.max_steps=-1", "--buffer.max_staleness", "-1"]
+
+
+@pytest.mark.parametrize("argv", [["--help"], ["train", "--help"], ["config", "--help"], ["doctor", "--help"]])
+def test_help(argv: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main(argv)
+    assert caught.value.code == 0
+    assert "usage: asyncgrpo" in capsys.readouterr().out
+
+
+def test_help_of_train_lists_every_section_and_field(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["train", "--help"])
+    text = capsys.readouterr().out
+    for section, cls in SECTIONS.items():
+        assert f"  {section} " in text
+        for field in cls.model_fields:
+            assert field in text
+    assert "asyncgrpo config" in text
+
+
+def test_config_prints_values_with_sources(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = written(tmp_path, "training: {max_steps: 5}")
+    assert main(["config", path, "--run.seed=3"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert any(line.startswith("  max_steps: 5 ") and line.endswith(f"# {path}:1") for line in lines)
+    assert any(line.startswith("  seed: 3 ") and line.endswith("# command line") for line in lines)
+
+
+def test_config_without_a_file_documents_the_defaults(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["config"]) == 0
+    text = capsys.readouterr().out
+    assert "  # Samples per prompt (the group size)." in text
+    assert load_config(written(tmp_path, text)).config == load_config(None).config
+
+
+@pytest.mark.parametrize("command", ["config", "train"])
+@pytest.mark.parametrize(
+    ("text", "errors"),
+    [
+        ("learning_rate: 1", ["error: unknown setting 'learning_rate'"]),
+        ("training: {bf16: maybe, max_steps: x}", ["error: training.max_steps", "error: training.bf16"]),
+        ("a: b: c", ["error: "]),
+        ("", ["error: "]),
+    ],
+)
+def test_configuration_errors(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], command: str, text: str, errors: list[str]
+) -> None:
+    assert main([command, written(tmp_path, text)]) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    lines = captured.err.splitlines()
+    assert len(lines) == len(errors)
+    for line, error in zip(lines, errors, strict=True):
+        assert line.startswith(error)
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        ([], "the following arguments are required: COMMAND"),
+        (["trian", "x"], "invalid choice: 'trian'"),
+        (["train"], "the following arguments are required: CONFIG.yaml"),
+        (["config", "a", "b"], "unrecognized arguments: b"),
+    ],
+)
+def test_usage_errors(argv: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main(argv)
+    assert caught.value.code == 2
+    assert message in capsys.readouterr().err
+
+
+def test_output_may_be_cut_off() -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    command = [sys.executable, "-m", "asyncgrpo.cli.main", "config"]
+    done = subprocess.run(command, stdout=writing, stderr=subprocess.PIPE, text=True, timeout=60)
+    os.close(writing)
+    assert (done.returncode, done.stderr) == (1, "")

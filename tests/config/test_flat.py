@@ -1,0 +1,145 @@
+"""The flat class holds the same settings as the sections, each under exactly one name."""
+
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from asyncgrpo.config import RunConfig
+from asyncgrpo.config.flat import AsyncGRPOConfig, flatten
+from asyncgrpo.config.names import DOTTED, ELSEWHERE, FIELDS, FLAT, TRAINER_ARGUMENTS
+from asyncgrpo.errors import ConfigError
+
+
+def test_every_field_has_exactly_one_flat_name() -> None:
+    assert set(FLAT) | set(TRAINER_ARGUMENTS) == set(FIELDS)
+    assert len(DOTTED) == len(FLAT)
+
+
+def test_defaults_and_descriptions_are_those_of_the_sections() -> None:
+    for name, key in DOTTED.items():
+        field = AsyncGRPOConfig.model_fields[name]
+        assert field.default == FIELDS[key].default, name
+        assert field.description == FIELDS[key].description, name
+
+
+def other_value(key: str) -> object:
+    """A valid value that is not the default, for fields whose kind does not tell one."""
+    special = {
+        "generation.top_p": 1.0,
+        "generation.top_k": 0,
+        "generation.min_p": 0.0,
+        "learner.devices": ["cpu", "cpu"],
+        "generation.stop_token_ids": [7],
+        "data.chat_template_kwargs": {"a": 1},
+        "buffer.max_unfinished_groups": 99,
+        "engines.max_model_len": 4096,
+        "training.num_minibatches": 2,
+        "learner.mode": "process",
+    }
+    if key in special:
+        return special[key]
+    field = FIELDS[key]
+    choices = re.findall(r"'(\w+)'", str(field.annotation)) if "Literal" in str(field.annotation) else []
+    if choices:
+        return next(choice for choice in choices if choice != field.default)
+    kind = str(field.annotation)
+    if "bool" in kind:
+        return not field.default
+    if "tuple" in kind:
+        return ["x"]
+    if "int" in kind:
+        return (field.default or 0) + 2
+    if "float" in kind:
+        return (field.default or 0.0) * 0.5 + 0.25
+    return "text"
+
+
+@pytest.mark.parametrize("key", sorted(FLAT))
+def test_round_trip_of_every_field(key: str) -> None:
+    arguments = AsyncGRPOConfig(**{FLAT[key]: other_value(key)})
+    config = arguments.to_run_config()
+    section, _, field = key.partition(".")
+    plain = RunConfig.model_validate({section: {field: other_value(key)}})
+    assert config == plain
+    assert flatten(config) == {name: getattr(arguments, name) for name in DOTTED}
+    assert AsyncGRPOConfig(**flatten(config)).to_run_config() == config
+
+
+def test_sections_are_added_and_checked() -> None:
+    arguments = AsyncGRPOConfig(dtype="bfloat16", num_train_epochs=2)
+    config = arguments.to_run_config(model={"path": "m"}, data={"dataset": "d"}, rewards=[{"path": "a:b"}])
+    assert (config.model.path, config.model.dtype, config.data.dataset) == ("m", "bfloat16", "d")
+    assert config.rewards[0].path == "a:b"
+    with pytest.raises(ConfigError, match="expected text"):
+        arguments.to_run_config(model={"path": 3})
+
+
+def test_values_as_trl_takes_them() -> None:
+    arguments = AsyncGRPOConfig(
+        output_dir=Path("runs/x"),
+        vllm_server_base_url="http://localhost:8000",
+        vllm_importance_sampling_correction=False,
+        scale_rewards=True,
+        chat_template_kwargs=None,
+        min_p=None,
+        num_generations=np.int64(4),
+        reward_weights=[1.0, 0.5],
+    )
+    config = arguments.to_run_config()
+    assert config.run.output_dir == "runs/x"
+    assert config.engines.urls == ("http://localhost:8000",)
+    assert config.objective.importance_sampling_correction == "none"
+    assert config.objective.scale_rewards == "group"
+    assert (config.data.chat_template_kwargs, config.generation.min_p) == ({}, 0.0)
+    assert config.generation.num_generations == 4
+    assert arguments.reward_weights == (1.0, 0.5)
+
+
+def test_only_given_arguments_count_as_set() -> None:
+    assert AsyncGRPOConfig(max_steps=3).model_fields_set == {"max_steps"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"learning_rat": 1e-5}, "unknown setting 'learning_rat'; did you mean learning_rate?"),
+        ({"gpu_memory_utilization": 0.5}, "unknown setting 'gpu_memory_utilization'; did you mean vllm_gpu_memory"),
+        ({"vllm_mode": "colocate"}, "unknown setting 'vllm_mode'; engines are always vLLM servers of their own; "),
+        (
+            {"per_device_train_batch_size": 8},
+            "unknown setting 'per_device_train_batch_size'; the batch is groups_per_step prompts x num_generations "
+            "samples, in num_minibatches updates of micro_batch_size samples at a time",
+        ),
+        ({"model_name_or_path": "m"}, "unknown setting 'model_name_or_path'; the model is the trainer's model"),
+        ({"qqqq": 1}, "unknown setting 'qqqq'; see AsyncGRPOConfig"),
+        ({"bf16": "maybe"}, 'bf16 = "maybe": expected true or false'),
+        ({"max_steps": 1.5}, "max_steps = 1.5: expected a whole number"),
+        ({"vllm_devices": [0]}, "vllm_devices.0 = 0: expected text"),
+        (
+            {"chat_template_kwargs": {"f": print}},
+            "chat_template_kwargs.f = <built-in function print>: expected a plain",
+        ),
+        (
+            {"groups_per_step": 3, "num_minibatches": 2},
+            "groups_per_step=3 does not divide into num_minibatches=2; valid: [1, 3]",
+        ),
+        ({"top_p": 0.9}, "top_p=0.9 samples from a truncated distribution"),
+        ({"reward_weights": 1.0}, "reward_weights = 1.0: expected one number per reward function"),
+        ({"reward_weights": ["a"]}, "reward_weights = ['a']: expected one number per reward function"),
+        ({"reward_timeout": 0}, "reward_timeout = 0: expected seconds, more than 0"),
+    ],
+)
+def test_mistakes(arguments: dict[str, object], message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        AsyncGRPOConfig(**arguments)
+    assert str(caught.value).startswith(message)
+    assert "\n" not in str(caught.value)
+
+
+def test_advice_on_trl_arguments_names_settings_that_exist() -> None:
+    for name, advice in ELSEWHERE.items():
+        assert name not in DOTTED, name
+        for key in re.findall(r"<([^>]*)>", advice):
+            assert key in FIELDS, (name, key)

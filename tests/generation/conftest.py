@@ -1,0 +1,10 @@
+from pathlib import Path
+
+import pytest
+
+from asyncgrpo.testing.tiny import make_tiny_model
+
+
+@pytest.fixture(scope="session")
+def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_tiny_model(tmp_path_factory.mktemp("tiny"), tied=True)

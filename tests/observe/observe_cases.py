@@ -1,0 +1,70 @@
+"""Hand-made groups and records for the tests of observe/."""
+
+from __future__ import annotations
+
+import resource
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+
+from asyncgrpo.observe.steps import StepMeasures
+from asyncgrpo.types import Completion, FinishReason, Group, Prompt, PromptText, Sample, StepReport
+
+
+def sample(
+    reward: float,
+    versions: Sequence[int] = (0,),
+    text: str = "a completion",
+    finish_reason: FinishReason = "stop",
+    rewards: Mapping[str, float | None] | None = None,
+) -> Sample:
+    completion = Completion(
+        token_ids=tuple(range(10, 10 + len(versions))),
+        behaviour_logprobs=tuple(-0.5 * (i + 1) for i in range(len(versions))),
+        versions=tuple(versions),
+        finish_reason=finish_reason,
+        engine="engine-0",
+        started_at=1.0,
+        finished_at=2.5,
+    )
+    return Sample(completion=completion, text=text, rewards=rewards or {"length": reward}, reward=reward)
+
+
+def group(samples: Sequence[Sample], group_id: int = 0, prompt: PromptText = "Say hi", seconds: float = 2.0) -> Group:
+    return Group(
+        group_id=group_id,
+        prompt=Prompt(prompt_id=f"0-{group_id}", epoch=0, row=group_id, prompt=prompt, token_ids=(1, 2)),
+        samples=tuple(samples),
+        start_version=0,
+        admitted_at=1.0,
+        entered_at=1.0 + seconds,
+    )
+
+
+def measures(**changes: float | int | Mapping[str, int]) -> StepMeasures:
+    values = {
+        "time": 1_700_000_000.0,
+        "step_seconds": 10.0,
+        "waiting_seconds": 4.0,
+        "training_seconds": 5.0,
+        "snapshot_seconds": 1.0,
+        "publish_seconds": 0.5,
+        "admission_blocked_seconds": 1.0,
+        "tokens_generated": 200,
+        "tokens_generated_while_training": 80,
+    } | changes
+    return StepMeasures(**values)  # type: ignore[arg-type]
+
+
+def report(version: int = 3, **metrics: float) -> StepReport:
+    return StepReport(version=version, metrics=metrics, seconds={"total": 4.5})
+
+
+@contextmanager
+def largest_file(limit: int) -> Iterator[None]:
+    """Make the kernel refuse to write beyond `limit` bytes, as it does on a full disk."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)

@@ -1,0 +1,59 @@
+import asyncio
+import logging
+import re
+from pathlib import Path
+
+import pytest
+
+from asyncgrpo.errors import RunFolderError
+from asyncgrpo.observe.logs import log_context, setup_logging
+
+LOG = logging.getLogger("asyncgrpo.orchestrator")
+
+
+def test_lines_carry_step_and_version(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "orchestrator.log"
+    with setup_logging(path, "info"):
+        LOG.debug("hidden")
+        LOG.info("before")
+        with log_context(step=3, version=2):
+            LOG.warning("engine %s is slow", "engine-0")
+        LOG.info("after")
+    time = r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z "
+    lines = path.read_text().splitlines()
+    assert [re.sub(f"^{time}", "", line) for line in lines] == [
+        "INFO step=- version=- asyncgrpo.orchestrator: before",
+        "WARNING step=3 version=2 asyncgrpo.orchestrator: engine engine-0 is slow",
+        "INFO step=- version=- asyncgrpo.orchestrator: after",
+    ]
+    assert all(re.match(time, line) for line in lines)
+    assert capsys.readouterr().err == lines[1] + "\n"
+
+
+def test_logger_is_as_before_afterwards(tmp_path: Path) -> None:
+    logger = logging.getLogger("asyncgrpo")
+    before = logger.level, logger.propagate, list(logger.handlers)
+    with setup_logging(tmp_path / "log", "debug"):
+        assert logger.level == logging.DEBUG
+    assert (logger.level, logger.propagate, logger.handlers) == before
+
+
+async def test_tasks_keep_their_own_context(tmp_path: Path) -> None:
+    async def work(step: int) -> None:
+        with log_context(step=step):
+            await asyncio.sleep(0)
+            LOG.info("work")
+
+    with setup_logging(tmp_path / "log"):
+        async with asyncio.timeout(5), asyncio.TaskGroup() as tasks:
+            tasks.create_task(work(1))
+            tasks.create_task(work(2))
+    assert [line.split()[2] for line in (tmp_path / "log").read_text().splitlines()] == ["step=1", "step=2"]
+
+
+def test_missing_folder_is_named(tmp_path: Path) -> None:
+    with (
+        pytest.raises(RunFolderError, match=r"cannot write .*no/log: No such file"),
+        setup_logging(tmp_path / "no/log"),
+    ):
+        pass

@@ -1,0 +1,124 @@
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from observe_cases import group, measures, report, sample
+
+from asyncgrpo.errors import RunFolderError
+from asyncgrpo.observe.examples import example_pairs
+from asyncgrpo.observe.plot import moving_average, plot_run
+from asyncgrpo.observe.recorder import Recorder
+from asyncgrpo.observe.run_folder import RunFolder
+from asyncgrpo.observe.steps import step_record
+from asyncgrpo.observe.summary import summarise, write_summary
+
+
+def record(step: int, low: float, seconds: float = 10.0) -> dict:
+    """Two groups of rewards low, low+1 and low+1, low+2: mean low+1, standard error 0.5."""
+    groups = [
+        group([sample(low), sample(low + 1)], group_id=2 * step),
+        group([sample(low + 1), sample(low + 2)], group_id=2 * step + 1),
+    ]
+    return dict(step_record(step, groups, step - 1, report(), measures(step_seconds=seconds)))
+
+
+def run_of_three_steps(path: Path) -> RunFolder:
+    folder = RunFolder(path / "demo")
+    folder.rollouts_dir.mkdir(parents=True)
+    recorder = Recorder(folder)
+    for step in (1, 2, 3):
+        groups = [
+            group([sample(float(step), text=f"blue sky {step}"), sample(0.0)], 10 * step, f"What is the sky? {step}"),
+            group([sample(-1.0, text="grass\nis green"), sample(0.0)], 10 * step + 1, "What is grass?"),
+        ]
+        recorder.append_step(step_record(step, groups, step - 1, report(), measures()))
+        recorder.write_rollouts(step, step - 1, groups, np.zeros(4))
+    return folder
+
+
+def test_rewards_of_first_and_last_quarter() -> None:
+    summary = summarise([record(step, low=float(step)) for step in range(1, 9)])
+    assert summary["quarter_steps"] == 2
+    assert summary["reward_first"] == {"mean": 2.5, "standard_error": pytest.approx(np.sqrt(0.5) / 2)}
+    assert summary["reward_last"]["mean"] == 8.5
+
+
+def test_totals_weigh_steps_by_their_size() -> None:
+    summary = summarise([record(1, 0.0, seconds=5.0), record(2, 0.0, seconds=15.0)])
+    assert summary["seconds"] == 20.0
+    assert (summary["tokens_generated"], summary["tokens_trained"], summary["groups_trained"]) == (400, 8, 4)
+    assert summary["generated_tokens_per_second"] == 20.0
+    assert summary["generated_while_training_ratio"] == 0.4
+    # Tokens are of version 0, trained by versions 0 and 1.
+    assert (summary["staleness_mean"], summary["staleness_max"]) == (0.5, 1)
+    assert summary["waiting_ratio"] == 0.4
+    assert summary["verdict"] == "generation-bound"
+
+
+def test_summary_is_written_and_returned(tmp_path: Path) -> None:
+    folder = run_of_three_steps(tmp_path)
+    text = write_summary(folder)
+    assert folder.summary_text.read_text(encoding="utf-8") == text
+    assert json.loads(folder.summary_json.read_text())["steps"] == 3
+    assert folder.reward_plot.read_bytes().startswith(b"\x89PNG")
+    lines = text.splitlines()
+    assert lines[0] == "# demo: 3 steps in 30 s"
+    assert lines[2] == (
+        "* Reward +0.000 ± 0.500 in the first step, +0.500 ± 1.000 in the last "
+        "(change +0.500 ± 1.118, standard errors)."
+    )
+    assert "    step 1   -1.000  grass\\nis green" in lines
+    assert "    prompt   What is the sky? 1" in lines
+    assert "    similar  What is the sky? 3" in lines
+    assert "    step 3   +3.000  blue sky 3" in lines
+    assert f"* Plot: {folder.reward_plot}" in lines
+    assert not any(line.startswith("* Model") for line in lines)
+
+
+def test_run_without_rollouts_is_summed_up(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    Recorder(folder).append_step(record(1, 0.0))
+    assert "Completions" not in write_summary(folder)
+
+
+def test_run_without_a_step_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "metrics.jsonl").write_text("")
+    with pytest.raises(RunFolderError, match="holds no finished step"):
+        write_summary(RunFolder(tmp_path))
+
+
+def test_steps_without_rewards_are_summed_up(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    for step in (1, 2):
+        unscored = [group([sample(float("nan")), sample(float("nan"))])]
+        Recorder(folder).append_step(step_record(step, unscored, 0, report(), measures()))
+    assert "* Reward - in the first step, - in the last." in write_summary(folder)
+
+
+def test_pairs_are_of_like_prompts_and_cut(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    folder.rollouts_dir.mkdir()
+    chat = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Count to three"}]
+    first = [group([sample(0.0, text="x" * 500)], 1, "zebra"), group([sample(1.0, text="one two")], 2, chat)]
+    last = [group([sample(2.0, text="1 2 3")], 3, chat)]
+    paths = [
+        Recorder(folder).write_rollouts(1, 0, first, [0.0, 0.0], [(group([sample(9.0)], 9, chat), "stale")]),
+        Recorder(folder).write_rollouts(2, 1, last, [0.0]),
+    ]
+    ((before, after),) = example_pairs(*paths)
+    assert (before.prompt, before.completion, before.reward) == ("Count to three", "one two", 1.0)
+    assert (after.completion, after.reward) == ("1 2 3", 2.0)
+    pairs = example_pairs(paths[0], paths[0], width=25)
+    assert pairs[0][0].completion == "x" * 11 + " … " + "x" * 11
+
+
+def test_moving_average_leaves_nan_out() -> None:
+    means = moving_average(np.array([1.0, 3.0, np.nan, 5.0]), 2)
+    assert means.tolist() == [1.0, 2.0, 3.0, 5.0]
+    assert np.isnan(moving_average(np.array([np.nan, 1.0]), 1)[0])
+
+
+def test_plot_needs_a_step(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="no steps"):
+        plot_run([], tmp_path / "reward.png", "demo")

@@ -1,0 +1,143 @@
+"""Datasets from everywhere they may lie, and the ones that are refused before a model is loaded."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from datasets import Dataset, DatasetDict
+
+from asyncgrpo.config import RunConfig
+from asyncgrpo.errors import ConfigError, DataError
+from asyncgrpo.prompts import load_rows
+
+ROWS = [{"prompt": "1+1=", "answer": "2"}, {"prompt": "2+2=", "answer": "4"}]
+CHAT = [{"role": "user", "content": "hi"}]
+
+
+def configured(**data: Any) -> RunConfig:
+    return RunConfig.model_validate({"data": data})
+
+
+def jsonl(folder: Path) -> Path:
+    path = folder / "rows.jsonl"
+    path.write_text("".join(f"{json.dumps(row)}\n" for row in ROWS) + "\n")
+    return path
+
+
+def json_list(folder: Path) -> Path:
+    path = folder / "rows.json"
+    path.write_text(json.dumps(ROWS))
+    return path
+
+
+def parquet(folder: Path) -> Path:
+    path = folder / "rows.parquet"
+    Dataset.from_list(ROWS).to_parquet(path)
+    return path
+
+
+def saved(folder: Path) -> Path:
+    Dataset.from_list(ROWS).save_to_disk(folder / "saved")
+    return folder / "saved"
+
+
+def saved_splits(folder: Path) -> Path:
+    DatasetDict({"train": Dataset.from_list(ROWS), "test": Dataset.from_list(ROWS[:1])}).save_to_disk(folder / "splits")
+    return folder / "splits"
+
+
+@pytest.mark.parametrize("write", [jsonl, json_list, parquet, saved, saved_splits])
+def test_rows_are_read_from(tmp_path: Path, write: Callable[[Path], Path]) -> None:
+    assert list(load_rows(configured(dataset=str(write(tmp_path))))) == ROWS
+
+
+def test_the_configured_split_is_read(tmp_path: Path) -> None:
+    path = str(saved_splits(tmp_path))
+    assert list(load_rows(configured(dataset=path, dataset_split="test"))) == ROWS[:1]
+    with pytest.raises(DataError, match="has no split 'dev'; it has train, test"):
+        load_rows(configured(dataset=path, dataset_split="dev"))
+
+
+def test_rows_in_memory() -> None:
+    dataset = Dataset.from_list(ROWS)
+    assert load_rows(configured(), dataset) is dataset
+    assert list(load_rows(configured(), ROWS)) == ROWS
+    with pytest.raises(DataError, match=r"train_dataset has type IterableDataset; expected a datasets\.Dataset"):
+        load_rows(configured(), dataset.to_iterable_dataset())
+
+
+def test_chats_keep_their_messages() -> None:
+    rows = load_rows(configured(), [{"prompt": CHAT}, {"prompt": [{"role": "user", "content": "a"}, *CHAT]}])
+    assert rows[0]["prompt"] == CHAT
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        ([], "train_dataset: has no rows"),
+        ([{"question": "a", "answer": "b"}], "has no column 'prompt'; it has question, answer. Set data.prompt_column"),
+        ([{"prompt": "a"}, {"prompt": None}], "row 1: the prompt is empty (None); remove the row"),
+        ([{"prompt": "a"}, {"prompt": ""}], "row 1: the prompt is empty (''); remove the row"),
+        ([{"prompt": "a"}, {"answer": "b"}], "row 1: the prompt is empty (None)"),
+        ([{"prompt": CHAT}, {"prompt": []}], "row 1: the prompt is empty ([])"),
+        ([{"prompt": "a"}, {"prompt": 5}], "row 1: the prompt is the int 5; expected text or a list of chat messages"),
+        ([{"prompt": {"a": 1}}], "row 0: the prompt is the dict {'a': 1}; expected text"),
+        ([{"prompt": ["hi"]}], "row 0: the str 'hi' is no chat message"),
+        ([{"prompt": [{"content": "hi"}]}], "is no chat message; expected"),
+        ([{"prompt": [{"role": "user"}]}], "row 0: the user message has no content"),
+        ([{"prompt": [{"role": "user", "content": None}]}], "row 0: the user message has no content"),
+        (["hi"], "row 0 is the str 'hi', expected an object with a 'prompt'"),
+        ([{"prompt": "a", "x": 1}, {"prompt": "a", "x": "b"}], "a column mixes types"),
+        ([{"prompt": "a"}, {"prompt": CHAT}], "a column mixes types"),
+    ],
+)
+def test_refused_rows(rows: list[Any], message: str) -> None:
+    with pytest.raises(DataError) as caught:
+        load_rows(configured(), rows)
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_parquet_file_is_checked_row_by_row(tmp_path: Path) -> None:
+    Dataset.from_dict({"prompt": ["a", None]}).to_parquet(tmp_path / "rows.parquet")
+    with pytest.raises(DataError, match="row 1: the prompt is empty"):
+        load_rows(configured(dataset=str(tmp_path / "rows.parquet")))
+
+
+def test_a_system_message_beside_the_system_prompt() -> None:
+    rows = [{"prompt": [{"role": "system", "content": "x"}, *CHAT]}]
+    assert len(load_rows(configured(), rows)) == 1
+    with pytest.raises(DataError, match="row 0: the prompt has a system message already"):
+        load_rows(configured(system_prompt="be brief"), rows)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("a.jsonl", '{"prompt": "a"}\n{"prompt": \n', "a.jsonl:2: not valid JSON"),
+        ("a.jsonl", "", "has no rows"),
+        ("a.jsonl", "5\n", "row 0 is the int 5, expected an object"),
+        ("a.json", '{"prompt": "a"}\n{"prompt": "b"}', "a.json:2: not valid JSON: Extra data (one object per line?"),
+        ("a.json", '{"prompt": "a"}', "expected a list of objects, found dict"),
+        ("a.parquet", "nonsense", "not a Parquet file"),
+        ("a.csv", "prompt\na\n", "unknown kind of file '.csv'"),
+    ],
+)
+def test_refused_files(tmp_path: Path, name: str, content: str, message: str) -> None:
+    (tmp_path / name).write_text(content)
+    with pytest.raises(DataError) as caught:
+        load_rows(configured(dataset=str(tmp_path / name)))
+    assert message in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["/nowhere/rows.jsonl", "rows.jsonl", "./rows", "a/b/c"])
+def test_a_missing_file_is_not_looked_up_on_the_hub(name: str) -> None:
+    with pytest.raises(DataError, match="no such file or folder"):
+        load_rows(configured(dataset=name))
+
+
+def test_no_dataset_at_all() -> None:
+    with pytest.raises(ConfigError, match=r"data\.dataset is not set"):
+        load_rows(configured())

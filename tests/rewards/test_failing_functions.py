@@ -1,0 +1,149 @@
+"""Reward functions that raise, hang, sleep or end the process harm nothing but their own call."""
+
+import asyncio
+import threading
+import time
+from typing import Any
+
+import pytest
+from reward_scoring import COMPLETIONS, TEXTS, prompt, refusal, rewards_of, scored
+
+from asyncgrpo.errors import RewardError
+from asyncgrpo.rewards import from_callables, score_group
+from asyncgrpo.rewards.functions import MAX_CALLS
+
+
+async def test_refused_values_name_the_function_and_the_prompt() -> None:
+    def picky(**_: Any) -> Any:
+        return [1.0]
+
+    assert await refusal(picky) == "reward function 'picky', prompt 0-7: returned 1 values for 3 completions"
+
+
+async def test_an_exception_names_function_and_prompt_and_is_chained() -> None:
+    def broken(**_: Any) -> Any:
+        raise KeyError("gone")
+
+    with pytest.raises(RewardError, match="reward function 'broken', prompt 0-7: KeyError: 'gone'") as caught:
+        await scored(broken)
+    assert isinstance(caught.value.__cause__, KeyError)
+
+
+@pytest.mark.parametrize("error", [SystemExit(3), KeyboardInterrupt(), asyncio.CancelledError(), StopIteration()])
+@pytest.mark.parametrize("kind", ["plain", "async"])
+async def test_no_exception_of_a_function_ends_more_than_its_call(error: BaseException, kind: str) -> None:
+    def plain(**_: Any) -> Any:
+        raise error
+
+    async def aside(**_: Any) -> Any:
+        raise error
+
+    answer = await refusal(plain if kind == "plain" else aside)
+    assert type(error).__name__ in answer
+    assert await rewards_of(lambda **_: [1.0, 2.0, 3.0]) == [1.0, 2.0, 3.0]
+
+
+async def test_a_missing_argument_is_named() -> None:
+    def needs(completions: Any, solution: Any) -> Any:
+        raise AssertionError("not called")
+
+    assert "missing 1 required positional argument: 'solution'" in await refusal(needs)
+
+
+async def test_a_function_that_sleeps_blocks_neither_the_loop_nor_the_others() -> None:
+    def sleepy(**_: Any) -> list[float]:
+        time.sleep(0.4)
+        return [0.0] * 3
+
+    async def sleepy_coroutine(**_: Any) -> list[float]:
+        time.sleep(0.4)  # noqa: ASYNC251 (what users do)
+        return [0.0] * 3
+
+    scoring = asyncio.create_task(scored([sleepy, sleepy, sleepy_coroutine]))
+    longest, last, began = 0.0, time.perf_counter(), time.perf_counter()
+    while not scoring.done():
+        await asyncio.sleep(0.01)
+        longest, last = max(longest, time.perf_counter() - last), time.perf_counter()
+    await scoring
+    assert longest < 0.2
+    assert time.perf_counter() - began < 0.8
+
+
+@pytest.mark.parametrize("kind", ["plain", "async", "blocking async"])
+async def test_a_function_that_never_returns_is_given_up(kind: str) -> None:
+    released = threading.Event()
+
+    def plain(**_: Any) -> Any:
+        released.wait(5)
+
+    async def aside(**_: Any) -> Any:
+        await asyncio.sleep(5)
+
+    async def blocking(**_: Any) -> Any:
+        released.wait(5)
+
+    function = {"plain": plain, "async": aside, "blocking async": blocking}[kind]
+    began = time.perf_counter()
+    try:
+        answer = await refusal(function, timeout=0.1)
+    finally:
+        released.set()
+    assert answer.endswith("took longer than its timeout of 0.1 s")
+    assert time.perf_counter() - began < 2.0
+
+
+async def test_a_timeout_raised_by_the_function_is_its_own_error() -> None:
+    def judge(**_: Any) -> Any:
+        raise TimeoutError("judge is slow")
+
+    assert (await refusal(judge)).endswith("TimeoutError: judge is slow")
+
+
+async def test_the_first_failure_abandons_the_other_functions() -> None:
+    async def slow(**_: Any) -> Any:
+        await asyncio.sleep(5)
+
+    def broken(**_: Any) -> Any:
+        raise ValueError("no")
+
+    began = time.perf_counter()
+    assert "'broken'" in await refusal([slow, broken])
+    assert time.perf_counter() - began < 2.0
+
+
+async def test_cancelling_the_scoring_cancels_the_coroutine() -> None:
+    cancelled = threading.Event()
+
+    async def waits(**_: Any) -> Any:
+        try:
+            await asyncio.sleep(5)
+        except asyncio.CancelledError:
+            cancelled.set()
+            raise
+
+    scoring = asyncio.create_task(scored(waits))
+    await asyncio.sleep(0.1)
+    scoring.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await scoring
+    assert await asyncio.to_thread(cancelled.wait, 2)
+
+
+async def test_calls_of_one_function_are_bounded() -> None:
+    running, most, lock = 0, 0, threading.Lock()
+
+    def count(**_: Any) -> list[float]:
+        nonlocal running, most
+        with lock:
+            running += 1
+            most = max(most, running)
+        time.sleep(0.02)
+        with lock:
+            running -= 1
+        return [0.0] * 3
+
+    built = from_callables(count)
+    async with asyncio.timeout(20), asyncio.TaskGroup() as group:
+        for _ in range(2 * MAX_CALLS):
+            group.create_task(score_group(built, prompt(), COMPLETIONS, TEXTS))
+    assert 1 < most <= MAX_CALLS

@@ -1,0 +1,155 @@
+"""How reward functions are called, and what becomes of their values."""
+
+import asyncio
+import functools
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from reward_scoring import CHAT, COMPLETIONS, TEXTS, prompt, rewards_of, scored
+
+from asyncgrpo.errors import ConfigError
+from asyncgrpo.rewards import check_parameters, from_callables
+
+
+async def test_arguments_for_a_text_prompt() -> None:
+    seen: dict[str, Any] = {}
+
+    def record(**arguments: Any) -> list[float]:
+        seen.update(arguments)
+        return [0.0] * 3
+
+    await scored(record, prompt("say", answer=4))
+    assert seen == {
+        "prompts": ["say"] * 3,
+        "completions": TEXTS,
+        "completion_ids": [[0], [0, 1], [0, 1, 2]],
+        "answer": [4, 4, 4],
+    }
+
+
+async def test_arguments_for_a_chat_prompt() -> None:
+    seen: dict[str, Any] = {}
+
+    def record(prompts: Any, completions: Any) -> list[float]:
+        seen.update(prompts=prompts, completions=completions)
+        return [0.0] * 3
+
+    await scored(record, prompt(CHAT))
+    assert seen["prompts"] == [CHAT] * 3
+    assert seen["completions"] == [[{"role": "assistant", "content": text}] for text in TEXTS]
+
+
+async def test_a_function_that_spoils_its_arguments_spoils_nobody_elses() -> None:
+    def spoil(prompts: Any, completions: Any, answer: Any) -> list[float]:
+        prompts[0][0]["content"] = "spoilt"
+        completions.clear()
+        answer.clear()
+        return [0.0] * 3
+
+    async def check(prompts: Any, completions: Any, answer: Any) -> list[float]:
+        await asyncio.sleep(0.1)
+        return [float(prompts[0] == CHAT and len(completions) == 3 and answer == [1] * 3)] * 3
+
+    samples = await scored([spoil, check], prompt(CHAT, answer=1))
+    assert [sample.rewards["check"] for sample in samples] == [1.0] * 3
+
+
+def two(prompts: Any, completions: Any) -> list[float]:
+    return [float(len(text)) for text in completions]
+
+
+def one(completions: Any) -> list[float]:
+    return two(None, completions)
+
+
+def with_column(completions: Any, *, answer: Any) -> list[float]:
+    return [float(len(text) * a) for text, a in zip(completions, answer, strict=True)]
+
+
+def everything(completions: Any, **rest: Any) -> list[float]:
+    return [float(len(text) * len(rest)) for text in completions]
+
+
+async def asynchronous(completions: Any) -> list[float]:
+    await asyncio.sleep(0)
+    return two(None, completions)
+
+
+class Judge:
+    def __init__(self, scale: float = 1.0) -> None:
+        self.scale = scale
+
+    def __call__(self, completions: Any) -> list[float]:
+        return [self.scale * value for value in two(None, completions)]
+
+    def method(self, completions: Any) -> list[float]:
+        return self(completions)
+
+
+class AsyncJudge:
+    async def __call__(self, completions: Any) -> list[float]:
+        return two(None, completions)
+
+
+def scaled(completions: Any, scale: float) -> list[float]:
+    return [scale * len(text) for text in completions]
+
+
+@pytest.mark.parametrize(
+    ("function", "factor"),
+    [
+        (two, 1),
+        (one, 1),
+        (with_column, 2),
+        (everything, 4),  # prompts, completion_ids, answer, scale
+        (asynchronous, 1),
+        (Judge(3.0), 3),
+        (Judge(3.0).method, 3),
+        (AsyncJudge(), 1),
+        (functools.partial(scaled, scale=5.0), 5),  # also when the dataset has a column of that name
+        (functools.partial(asynchronous), 1),
+        (lambda completions: two(None, completions), 1),
+        (lambda completions, **rest: asynchronous(completions), 1),
+    ],
+)
+async def test_kinds_of_functions(function: Callable[..., Any], factor: float) -> None:
+    assert await rewards_of(function, prompt(answer=2, scale=9)) == [factor * 1.0, factor * 2.0, factor * 3.0]
+
+
+async def test_weighted_sum_leaves_none_out() -> None:
+    functions = [lambda **_: [1.0, 1.0, None], lambda **_: [10.0, None, None]]
+    samples = await scored(functions, weights=[2.0, 0.5])
+    assert [sample.reward for sample in samples[:2]] == [7.0, 2.0]
+    assert math.isnan(samples[2].reward)
+    assert samples[1].rewards == {"reward_1": 1.0, "reward_2": None}
+    assert [sample.text for sample in samples] == TEXTS
+    assert [sample.completion for sample in samples] == COMPLETIONS
+
+
+def test_names_are_sensible_and_unique() -> None:
+    functions = [two, two, lambda **_: [], Judge(), Judge(2.0).method, functools.partial(scaled, scale=1.0)]
+    names = [function.name for function in from_callables(functions)]
+    assert names == ["two", "two_2", "reward_3", "Judge", "method", "scaled"]
+
+
+@pytest.mark.parametrize(
+    ("functions", "weights", "message"),
+    [
+        ([], None, "no reward function is given"),
+        ([two], [1.0, 2.0], "2 reward_weights for 1 reward functions"),
+        (["org/reward-model"], None, "'org/reward-model' is no reward function; reward models by name"),
+        ("org/reward-model", None, "'org/reward-model' is no reward function"),
+        ([Judge], None, "Judge is a class; give an instance"),
+    ],
+)
+def test_refused_functions(functions: Any, weights: Any, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        from_callables(functions, weights)
+
+
+def test_required_parameters_must_be_columns() -> None:
+    check_parameters(from_callables([two, everything, with_column, min]), ["answer"])
+    with pytest.raises(ConfigError, match=r"'with_column' needs 'answer', .*other columns are: solution"):
+        check_parameters(from_callables([with_column]), ["solution"])

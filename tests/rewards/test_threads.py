@@ -1,0 +1,74 @@
+"""User code runs aside: results and errors come back, the event loop stays free, nothing is waited for at exit."""
+
+import asyncio
+import contextvars
+import subprocess
+import sys
+import threading
+from typing import Any
+
+import pytest
+
+from asyncgrpo.rewards.threads import await_aside, call_in_thread
+
+HANGS_AT_EXIT = """
+import asyncio, time
+from asyncgrpo.rewards.threads import call_in_thread
+async def main():
+    async with asyncio.timeout(0.1):
+        await call_in_thread(lambda: time.sleep(60))
+try:
+    asyncio.run(main())
+except TimeoutError:
+    print("given up")
+"""
+
+
+async def test_a_call_runs_in_another_thread_with_the_callers_context() -> None:
+    variable = contextvars.ContextVar("variable", default="unset")
+    variable.set("set")
+    async with asyncio.timeout(5):
+        thread, value = await call_in_thread(lambda: (threading.current_thread(), variable.get()))
+    assert thread is not threading.main_thread()
+    assert value == "set"
+
+
+async def test_coroutines_share_one_loop_that_is_not_ours() -> None:
+    async def loop() -> Any:
+        return asyncio.get_running_loop()
+
+    async with asyncio.timeout(5):
+        first, second = await await_aside(loop()), await await_aside(loop())
+    assert first is second
+    assert first is not asyncio.get_running_loop()
+
+
+async def test_exceptions_come_back() -> None:
+    async def fail() -> None:
+        raise KeyError("gone")
+
+    async with asyncio.timeout(5):
+        with pytest.raises(KeyError, match="gone"):
+            await await_aside(fail())
+        with pytest.raises(ZeroDivisionError):
+            await call_in_thread(lambda: 1 / 0)
+
+
+@pytest.mark.parametrize("error", [SystemExit(3), KeyboardInterrupt(), asyncio.CancelledError(), StopIteration()])
+async def test_what_would_end_more_than_the_call_is_a_runtime_error(error: BaseException) -> None:
+    def fail() -> None:
+        raise error
+
+    async def fail_aside() -> None:
+        raise error
+
+    async with asyncio.timeout(5):
+        with pytest.raises(RuntimeError, match=type(error).__name__):
+            await call_in_thread(fail)
+        with pytest.raises(RuntimeError, match=type(error).__name__):
+            await await_aside(fail_aside())
+
+
+def test_a_hanging_call_does_not_hold_up_the_exit() -> None:
+    done = subprocess.run([sys.executable, "-c", HANGS_AT_EXIT], capture_output=True, text=True, timeout=30)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "given up\n", "")
