@@ -14,13 +14,12 @@ async def run_until(goal: Coroutine[Any, Any, T], *services: Coroutine[Any, Any,
     """Run services while `goal` runs. A service that fails, or merely returns, ends the run with its error."""
 
     async def forever(service: Coroutine[Any, Any, Any]) -> None:
-        name = service.__qualname__
         await service
-        raise RuntimeError(f"{name} returned while training was still running")
+        raise RuntimeError(f"{service!r} returned while training was still running")
 
     try:
         async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(forever(service), name=service.__qualname__) for service in services]
+            tasks = [group.create_task(forever(service)) for service in services]
             result = await goal
             for task in tasks:
                 task.cancel()

@@ -58,11 +58,15 @@ def signal_all(pids: list[int], number: int) -> None:
 
 
 def end_everything(child: subprocess.Popen[bytes] | None, grace: float) -> None:
-    """SIGTERM to the command, SIGKILL to whatever is left after `grace` seconds."""
+    """SIGTERM to the command, then to what it leaves behind; SIGKILL to whatever remains after `grace` seconds."""
     if child is not None and child.poll() is None:
         child.terminate()
+    orphans_asked = False
     until = time.monotonic() + grace
-    while descendants(os.getpid()) and time.monotonic() < until:
+    while (remaining := descendants(os.getpid())) and time.monotonic() < until:
+        if not orphans_asked and (child is None or child.poll() is not None):
+            signal_all(remaining, signal.SIGTERM)
+            orphans_asked = True
         reap(child)
         time.sleep(POLL_SECONDS / 2)
     while remaining := descendants(os.getpid()):
@@ -73,11 +77,12 @@ def end_everything(child: subprocess.Popen[bytes] | None, grace: float) -> None:
 
 def reap(child: subprocess.Popen[bytes] | None) -> None:
     """Collect ended descendants that were handed to us; the command's own status stays with its Popen."""
-    if child is not None:
-        child.poll()
     with contextlib.suppress(ChildProcessError):
-        while os.waitpid(-1, os.WNOHANG)[0]:
-            pass
+        while (ended := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)) is not None:
+            if child is not None and ended.si_pid == child.pid:
+                child.poll()
+            else:
+                os.waitpid(ended.si_pid, os.WNOHANG)
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -76,9 +76,7 @@ async def _run(job: Job, folder: RunFolder, progress: Progress, engine_module: s
         if orchestrator.steps_done:
             with progress.phase("saving the model"):
                 await session.learner.save_model(str(folder.model_dir))
-    return Outcome(
-        folder=folder, steps=orchestrator.steps_done, interrupted=orchestrator.steps_done < job.total_steps
-    )
+    return Outcome(folder=folder, steps=orchestrator.steps_done, interrupted=orchestrator.steps_done < job.total_steps)
 
 
 def _plan(job: Job, folder: RunFolder) -> str:

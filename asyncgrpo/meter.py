@@ -30,7 +30,7 @@ class StepMeter:
         self._tokens_at_step_start = await self._tokens()
         self._step_started = time.monotonic()
         self._session.learner_time.lap()
-        self._session.admission_time.lap()
+        self._session.generation_time.lap()
 
     async def training_starts(self) -> None:
         self._buffered = self._contract.buffered
@@ -41,7 +41,7 @@ class StepMeter:
 
     async def step_measures(self) -> StepMeasures:
         now, tokens = time.monotonic(), await self._tokens()
-        learner, admission = self._session.learner_time.lap(), self._session.admission_time.lap()
+        learner, generation = self._session.learner_time.lap(), self._session.generation_time.lap()
         generated = tokens - self._tokens_at_step_start
         self._session.metrics.generated_tokens.inc(generated)
         measures = StepMeasures(
@@ -51,7 +51,7 @@ class StepMeter:
             training_seconds=learner["training"],
             snapshot_seconds=learner["snapshot"],
             publish_seconds=self.publish_seconds,
-            admission_blocked_seconds=admission["blocked"],
+            generation_idle_seconds=generation["idle"],
             tokens_generated=generated,
             tokens_generated_while_training=self._tokens_while_training,
             buffer_groups=self._buffered,

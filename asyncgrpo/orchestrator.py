@@ -6,10 +6,10 @@
 
 Two loops run at once, and the bounded buffer is all they share.
 
-| loop        | does                                                | waits for                  | unblocked by          |
-|-------------|-----------------------------------------------------|----------------------------|-----------------------|
-| admissions  | next prompt -> rollout task (generate, score, enter) | a free slot                | publish, drop         |
-| steps       | take P groups -> train -> snapshot -> publish        | P groups that may be taken | a rollout that enters |
+| loop       | does                                                 | waits for                  | unblocked by  |
+|------------|------------------------------------------------------|----------------------------|---------------|
+| admissions | next prompt -> rollout task (generate, score, enter) | a free slot                | publish, drop |
+| steps      | take P groups -> train -> snapshot -> publish        | P groups that may be taken | enter         |
 
 A publish loads into engines while the next step already trains. Everything else (engines and ranks alive, signals) is
 watched beside them; whatever ends early ends the run with its error.
@@ -32,7 +32,7 @@ from asyncgrpo.observe.logs import log_context
 from asyncgrpo.observe.steps import StepMeasures, step_record
 from asyncgrpo.rewards.functions import score_group
 from asyncgrpo.session import Session
-from asyncgrpo.types import Batch, Group, Snapshot, StepReport
+from asyncgrpo.types import Batch, Completion, Group, Prompt, Sample, Snapshot, StepReport
 
 logger = logging.getLogger(__name__)
 
@@ -72,35 +72,38 @@ class Orchestrator:
 
     async def _admissions(self) -> None:
         """Start a rollout whenever a slot is free."""
-        blocked = self.session.admission_time
         async with asyncio.TaskGroup() as rollouts:
             while True:
-                with blocked.during("open" if self.buffer.contract.can_admit() else "blocked"):
-                    group_id, start_version = await self.buffer.admit()
+                group_id, start_version = await self.buffer.admit()
+                self.session.generation_time.enter("busy")
                 self.session.metrics.groups_admitted.inc()
                 rollouts.create_task(self._rollout(group_id, start_version), name=f"rollout {group_id}")
 
     async def _rollout(self, group_id: int, start_version: int) -> None:
         """One prompt to a scored group in the buffer; or dropped, if its samples cannot be had."""
-        job, admitted_at = self.session.job, time.monotonic()
-        prompt = job.prompts.next()
+        prompt, admitted_at = self.session.job.prompts.next(), time.monotonic()
         try:
             completions = await generate_group(prompt, group_id, self.session.pool, self.config)
         except EngineError as error:
             await self._failed(group_id, prompt.prompt_id, error)
-            return
-        texts = [job.tokenizer.decode(c.token_ids, skip_special_tokens=True) for c in completions]
-        samples = await score_group(job.rewards, prompt, completions, texts)
-        self._failures_in_a_row = 0
-        group = Group(
-            group_id=group_id,
-            prompt=prompt,
-            samples=tuple(samples),
-            start_version=start_version,
-            admitted_at=admitted_at,
-            entered_at=time.monotonic(),
-        )
-        await self.buffer.enter(group)
+        else:
+            self._failures_in_a_row = 0
+            group = Group(
+                group_id=group_id,
+                prompt=prompt,
+                samples=tuple(await self._score(prompt, completions)),
+                start_version=start_version,
+                admitted_at=admitted_at,
+                entered_at=time.monotonic(),
+            )
+            await self.buffer.enter(group)
+        if self.buffer.contract.in_flight == 0:
+            self.session.generation_time.enter("idle")
+
+    async def _score(self, prompt: Prompt, completions: list[Completion]) -> list[Sample]:
+        job = self.session.job
+        texts = [job.tokenizer.decode(completion.token_ids, skip_special_tokens=True) for completion in completions]
+        return await score_group(job.rewards, prompt, completions, texts)
 
     async def _failed(self, group_id: int, prompt_id: str, error: EngineError) -> None:
         """One failed group is dropped and replaced; many in a row are the engines' fault and end the run."""

@@ -1,6 +1,6 @@
 """The parts of one run, started in order and taken down in reverse, whatever happens in between.
 
-    run folder -> logs -> metrics -> engines + learner (in parallel) -> transport -> probe
+run folder -> logs -> metrics -> engines + learner (in parallel) -> transport -> probe
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from asyncgrpo.generation.pool import EnginePool
 from asyncgrpo.generation.server import VLLM_MODULE, ManagedEngine, engine_specs
 from asyncgrpo.generation.verify import verify_settings
 from asyncgrpo.learning.client import LearnerClient
-from asyncgrpo.observe.metrics import ADMISSION_STATES, LEARNER_STATES, RunMetrics
+from asyncgrpo.observe.metrics import GENERATION_STATES, LEARNER_STATES, RunMetrics
 from asyncgrpo.observe.progress import Progress
 from asyncgrpo.observe.recorder import Recorder
 from asyncgrpo.observe.run_folder import RunFolder
@@ -51,7 +51,7 @@ class Session:
     recorder: Recorder
     progress: Progress
     learner_time: TimeAccount
-    admission_time: TimeAccount
+    generation_time: TimeAccount
 
 
 @asynccontextmanager
@@ -71,7 +71,7 @@ async def open_session(
             await stack.enter_async_context(EngineClient(url, name, config, folder.incarnation))
             for name, url in addresses
         ]
-        learner_time, admission_time = TimeAccount(LEARNER_STATES), TimeAccount(ADMISSION_STATES)
+        learner_time, generation_time = TimeAccount(LEARNER_STATES), TimeAccount(GENERATION_STATES)
         metrics = RunMetrics(
             info={"run": folder.path.name, "model": config.model.path},
             target_steps=job.total_steps,
@@ -108,13 +108,11 @@ async def open_session(
             recorder=Recorder(folder),
             progress=progress,
             learner_time=learner_time,
-            admission_time=admission_time,
+            generation_time=generation_time,
         )
 
 
-def _publisher(
-    job: Job, folder: RunFolder, pool: EnginePool, transport: Transport, metrics: RunMetrics
-) -> Publisher:
+def _publisher(job: Job, folder: RunFolder, pool: EnginePool, transport: Transport, metrics: RunMetrics) -> Publisher:
     def on_served(engine: str, version: int) -> None:
         pool.mark_served(engine, version)
         metrics.policy_version.labels(engine).set(version)

@@ -17,7 +17,7 @@ class RolloutBuffer:
         self._changed = asyncio.Condition()
 
     async def admit(self) -> tuple[int, int]:
-        """Wait for a free slot. Returns group id and start version. Waits for ever once the run needs no more groups."""
+        """Wait for a free slot. Returns group id and start version. Waits on once the run has enough groups."""
         async with self._changed:
             await self._changed.wait_for(self.contract.can_admit)
             return self.contract.admit()

@@ -121,7 +121,9 @@ class StalenessContract:
     def published(self, version: int) -> None:
         """Every engine serves `version`: groups that it, or an earlier version, consumed give their slots back."""
         if not self.served_version <= version <= self.version:
-            raise ValueError(f"published({version}), but {self.served_version} is served and the learner has {self.version}")
+            raise ValueError(
+                f"published({version}), but {self.served_version} is served and the learner has {self.version}"
+            )
         self.served_version = version
         for consumed in [v for v in self._awaiting_publish if v <= version]:
             del self._awaiting_publish[consumed]

@@ -28,11 +28,13 @@ MACHINE_CHECKS: tuple[Callable[[RunConfig], Check], ...] = (
 )
 
 RUN_CHECKS: tuple[Callable[[RunConfig], Check], ...] = (
+    run_checks.devices,
     run_checks.model,
     run_checks.rewards,
     run_checks.dataset,
+    run_checks.columns,
     run_checks.engines_listen,
-    run_checks.metrics_port,
+    run_checks.ports,
     run_checks.run_folder,
 )
 

@@ -92,7 +92,7 @@ def vllm_arguments(
         arguments["--max-model-len"] = engines.max_model_len
     if engines.max_num_seqs is not None:
         arguments["--max-num-seqs"] = engines.max_num_seqs
-    flags = ["--enable-scale-out"]  # opens /inference/v1/generate
+    flags = ["--enable-scale-out", "--disable-uvicorn-access-log"]  # the first opens /inference/v1/generate
     if device.startswith("cuda"):
         arguments["--gpu-memory-utilization"] = engines.gpu_memory_utilization
         arguments["--tensor-parallel-size"] = len(gpus_of(device))

@@ -12,14 +12,14 @@ from asyncgrpo.generation.client import EngineClient
 
 async def verify_settings(clients: Sequence[EngineClient], config: RunConfig, backend: str) -> None:
     """Raises ConfigError listing every setting that does not fit, with the flag that sets it."""
-    faults = [fault for client in clients for fault in settings_faults(client, await client.server_info(), config, backend)]
+    faults: list[str] = []
+    for client in clients:
+        faults += settings_faults(client, await client.server_info(), config, backend)
     if faults:
         raise ConfigError("\n".join(faults))
 
 
-def settings_faults(
-    client: EngineClient, info: Mapping[str, Any], config: RunConfig, backend: str
-) -> list[str]:
+def settings_faults(client: EngineClient, info: Mapping[str, Any], config: RunConfig, backend: str) -> list[str]:
     """One line per setting of /server_info that differs from what the run needs."""
     settings = info.get("vllm_config", {})
     model = settings.get("model_config", {})
@@ -28,7 +28,12 @@ def settings_faults(
     longest = model.get("max_model_len") or 0
     needed = config.generation.max_completion_length + (config.data.max_prompt_length or 1)
     checks = (
-        ("--logprobs-mode", model.get("logprobs_mode"), "processed_logprobs", model.get("logprobs_mode") == "processed_logprobs"),
+        (
+            "--logprobs-mode",
+            model.get("logprobs_mode"),
+            "processed_logprobs",
+            model.get("logprobs_mode") == "processed_logprobs",
+        ),
         ("--dtype", dtype, config.engines.dtype, dtype == config.engines.dtype),
         ("--weight-transfer-config", transfer, f'{{"backend":"{backend}"}}', transfer == backend),
         ("--max-model-len", longest, f"at least {needed}", longest >= needed),

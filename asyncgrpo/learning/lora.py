@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator
 
 import torch
@@ -33,7 +34,9 @@ def attach_lora(model: PreTrainedModel, section: LoraSection, seed: int) -> Peft
     )
     is_tied = model.get_input_embeddings().weight is model.get_output_embeddings().weight
     try:
-        adapted = get_peft_model(model, config)
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="Model has `tie_word_embeddings=True`")  # refused below
+            adapted = get_peft_model(model, config)
     except ValueError as error:
         raise ConfigError(f"lora.lora_target_modules={targets!r}: {error}") from error
     ends = (model.get_input_embeddings(), model.get_output_embeddings())

@@ -35,26 +35,32 @@ ALIGNMENT = 8
 def write_safetensors(path: str, tensors: Mapping[str, Tensor], dtype: torch.dtype, metadata: Mapping[str, str]) -> int:
     """Write `tensors`, floating point ones as `dtype`, to `path`; returns the file's bytes.
 
-    Raises LearnerError if the file system has too little room: on a full tmpfs a write ends in SIGBUS, not an error.
+    Raises LearnerError if that cannot be done, for want of room before anything is written.
     """
     header, body = _header(tensors, dtype, metadata)
     size = len(header) + body
-    free = shutil.disk_usage(Path(path).parent).free
-    if free < size:
-        raise LearnerError(
-            f"a snapshot of {size:,} bytes does not fit into {Path(path).parent} with {free:,} bytes free; make "
-            "room (in a container: docker run --shm-size=…), or set weights.shared_memory_dir to a larger file system"
-        )
     part = f"{path}.part"
     try:
+        _check_room(Path(path).parent, size)
         with open(part, "wb") as file:
             file.write(header)
             for tensor in tensors.values():
                 file.write(_bytes(tensor, dtype))
         os.replace(part, path)
+    except OSError as error:
+        raise LearnerError(f"cannot write the snapshot {path}: {error}") from error
     finally:
         Path(part).unlink(missing_ok=True)
     return size
+
+
+def _check_room(folder: Path, size: int) -> None:
+    free = shutil.disk_usage(folder).free
+    if free < size:
+        raise LearnerError(
+            f"a snapshot of {size:,} bytes does not fit into {folder} with {free:,} bytes free; make room "
+            "(in a container: docker run --shm-size=…), or set weights.shared_memory_dir to a larger file system"
+        )
 
 
 def _header(tensors: Mapping[str, Tensor], dtype: torch.dtype, metadata: Mapping[str, str]) -> tuple[bytes, int]:

@@ -53,7 +53,9 @@ def decode_prefix(prefix: bytes | bytearray) -> tuple[int, int]:
     """Bytes of header and body. Raises LearnerError for what is not the start of a frame."""
     magic, header_bytes, body_bytes = PREFIX.unpack(prefix)
     if magic != MAGIC:
-        raise LearnerError(f"not a frame: it starts with {bytes(magic)!r} instead of {MAGIC!r}; do both ends run one version?")
+        raise LearnerError(
+            f"not a frame: it starts with {bytes(magic)!r} instead of {MAGIC!r}; do both ends run one version?"
+        )
     _check_sizes(header_bytes, body_bytes)
     return header_bytes, body_bytes
 

@@ -28,8 +28,8 @@ class StepMeasures:
     training_seconds: float
     snapshot_seconds: float = 0.0
     publish_seconds: float = 0.0
-    admission_blocked_seconds: float = 0.0
-    """Seconds of the step in which no slot was free."""
+    generation_idle_seconds: float = 0.0
+    """Seconds of the step in which no group was in flight."""
     tokens_generated: int = 0
     tokens_generated_while_training: int = 0
     buffer_groups: int = 0
@@ -64,14 +64,14 @@ def step_record(
     }
 
 
-def verdict(waiting_ratio: float, blocked_ratio: float) -> str:
+def verdict(waiting_ratio: float, idle_ratio: float) -> str:
     """What limits the run: the side that is waited for clearly more (by a tenth of the time) than it waits.
 
-    A waiting learner wants more generation; blocked admission wants a faster learner.
+    A waiting learner wants more generation; idle generation wants a faster learner.
     """
-    if waiting_ratio - blocked_ratio > 0.1:
+    if waiting_ratio - idle_ratio > 0.1:
         return "generation-bound"
-    if blocked_ratio - waiting_ratio > 0.1:
+    if idle_ratio - waiting_ratio > 0.1:
         return "training-bound"
     return "balanced"
 
@@ -140,7 +140,7 @@ def _flow_fields(groups: Sequence[Group], measures: StepMeasures) -> Fields:
 def _speed_fields(samples: Sequence[Sample], measures: StepMeasures) -> Fields:
     trained = sum(len(sample.completion.token_ids) for sample in samples)
     waiting = _share(measures.waiting_seconds, measures.step_seconds)
-    blocked = _share(measures.admission_blocked_seconds, measures.step_seconds)
+    idle = _share(measures.generation_idle_seconds, measures.step_seconds)
     return {
         "tokens_trained": trained,
         "tokens_generated": measures.tokens_generated,
@@ -153,10 +153,10 @@ def _speed_fields(samples: Sequence[Sample], measures: StepMeasures) -> Fields:
         "training_seconds": measures.training_seconds,
         "snapshot_seconds": measures.snapshot_seconds,
         "publish_seconds": measures.publish_seconds,
-        "admission_blocked_seconds": measures.admission_blocked_seconds,
+        "generation_idle_seconds": measures.generation_idle_seconds,
         "waiting_ratio": waiting,
-        "admission_blocked_ratio": blocked,
-        "verdict": verdict(waiting, blocked),
+        "generation_idle_ratio": idle,
+        "verdict": verdict(waiting, idle),
     }
 
 

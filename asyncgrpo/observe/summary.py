@@ -53,7 +53,7 @@ def summarise(records: Sequence[Record]) -> Summary:
     )
     seconds = sum(record["step_seconds"] for record in records)
     waiting = sum(record["waiting_seconds"] for record in records) / seconds if seconds else 0.0
-    blocked = sum(record["admission_blocked_seconds"] for record in records) / seconds if seconds else 0.0
+    idle = sum(record["generation_idle_seconds"] for record in records) / seconds if seconds else 0.0
     dropped = {reason: records[-1][f"groups_dropped/{reason}"] for reason in labels_of(records[-1], "groups_dropped")}
     return {
         "steps": len(records),
@@ -70,8 +70,8 @@ def summarise(records: Sequence[Record]) -> Summary:
         "staleness_max": max(record["staleness_max"] for record in records),
         "seconds": seconds,
         "waiting_ratio": waiting,
-        "admission_blocked_ratio": blocked,
-        "verdict": verdict(waiting, blocked),
+        "generation_idle_ratio": idle,
+        "verdict": verdict(waiting, idle),
     }
 
 
@@ -111,8 +111,8 @@ def _number_lines(summary: Summary) -> list[str]:
         f"* Generated {summary['tokens_generated']} tokens, {summary['generated_tokens_per_second']:.0f} per second, "
         f"{summary['generated_while_training_ratio']:.0%} of them while the learner was training.",
         f"* Staleness of trained tokens: mean {summary['staleness_mean']:.2f}, largest {summary['staleness_max']}.",
-        f"* The learner waited {summary['waiting_ratio']:.0%} of the time, admission was blocked "
-        f"{summary['admission_blocked_ratio']:.0%} of it: the run was {summary['verdict']}.",
+        f"* The learner waited {summary['waiting_ratio']:.0%} of the time, generation was idle "
+        f"{summary['generation_idle_ratio']:.0%} of it: the run was {summary['verdict']}.",
     ]
     return lines
 

@@ -1,6 +1,6 @@
 """The `nccl` transport: the learner's rank 0 broadcasts to an engine's workers through vLLM's own trainer engine.
 
-One NCCL group per engine, so that engines can come and go one by one. Thin on purpose: it needs two GPUs, and no GPU has
+One NCCL group per engine, so that engines can come and go one by one. Thin on purpose: it needs two GPUs, and none has
 run it yet (see docs/gpu.md).
 """
 

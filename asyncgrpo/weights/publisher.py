@@ -122,7 +122,7 @@ class Publisher:
             return time.monotonic() - started
 
     async def _load_with_one_retry(self, engine: EngineControl, snapshot: Snapshot) -> None:
-        """A failed load leaves the engine without weights, still paused: only a whole load, from the start, mends it."""
+        """A failed load leaves the engine paused and without weights: only a whole load mends it."""
         wire_version = encode_version(self._incarnation, snapshot.version)
         try:
             await self._transport.load(engine, snapshot, wire_version)

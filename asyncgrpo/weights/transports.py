@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Protocol
 
 from asyncgrpo.config import RunConfig
 from asyncgrpo.weights.nccl import NcclSender, NcclTransport
@@ -17,7 +18,7 @@ LIVING_SNAPSHOTS = 2
 """The version that engines serve, and the one being written."""
 
 
-class Learner(SnapshotWriter, NcclSender):
+class Learner(SnapshotWriter, NcclSender, Protocol):
     """What the transports need of a learner."""
 
 

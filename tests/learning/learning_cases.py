@@ -10,6 +10,9 @@ import numpy as np
 from asyncgrpo.config import RunConfig
 from asyncgrpo.types import Batch, Completion, FinishReason, Group, Prompt, Sample
 
+GRADIENT_STEPS = {"learning_rate": 1e4, "adam_epsilon": 1e6, "adam_beta1": 0.0, "max_grad_norm": 1e9}
+"""Turn AdamW into plain gradient steps: its own first steps follow the gradient's sign and would hide a factor."""
+
 
 def make_config(path: str, **sections: dict[str, Any]) -> RunConfig:
     """A small, fast configuration; `sections` are merged over it section by section."""

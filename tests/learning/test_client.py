@@ -5,10 +5,11 @@ import sys
 import time
 from pathlib import Path
 
-import numpy as np
 import pytest
-from learning_cases import make_config, random_groups, sequences
+import torch
+from learning_cases import GRADIENT_STEPS, make_config, random_groups
 from safetensors import safe_open
+from safetensors.torch import load_file
 
 from asyncgrpo.config import RunConfig
 from asyncgrpo.errors import ConfigError, LearnerError
@@ -24,31 +25,36 @@ def process_config(path: Path, ranks: int = 1, **sections: dict) -> RunConfig:
     return make_config(str(path), learner=learner, **sections)
 
 
-async def train_and_score(config: RunConfig, batch: Batch, log_dir: Path) -> tuple[StepReport, np.ndarray]:
-    client = LearnerClient(config, log_dir)
+async def train_once(config: RunConfig, batch: Batch, folder: Path) -> tuple[StepReport, dict[str, torch.Tensor]]:
+    """The report of a step, and the weights after it."""
+    client = LearnerClient(config, folder)
     try:
         await client.start()
         report = await client.train(batch)
-        return report, np.concatenate(await client.score(sequences(batch)))
+        return report, load_file((await client.write_snapshot(str(folder / "v1"), 1)).path)
     finally:
         await client.stop()
 
 
 @pytest.mark.slow
 async def test_one_and_two_ranks_and_inline_train_the_same_weights(tied_model: Path, tmp_path: Path) -> None:
-    training = {"groups_per_step": 4, "num_minibatches": 2, "num_iterations": 2, "learning_rate": 1e-4}
+    training = {"groups_per_step": 4, "num_minibatches": 2, "num_iterations": 2, **GRADIENT_STEPS}
     batch = make_batch(random_groups(groups=4), 0, make_config(str(tied_model), training=training))
     async with asyncio.timeout(DEADLINE):
-        one = await train_and_score(process_config(tied_model, 1, training=training), batch, tmp_path)
-        two = await train_and_score(process_config(tied_model, 2, training=training), batch, tmp_path)
-        inline = await train_and_score(make_config(str(tied_model), training=training), batch, tmp_path)
+        one = await train_once(process_config(tied_model, 1, training=training), batch, tmp_path)
+        two = await train_once(process_config(tied_model, 2, training=training), batch, tmp_path)
+        inline = await train_once(make_config(str(tied_model), training=training), batch, tmp_path)
+    initial = load_file(tied_model / "model.safetensors")
+    moved = {name: float((tensor - initial[name]).abs().max()) for name, tensor in one[1].items()}
+    assert max(moved.values()) > 1e-3  # a thousand times the tolerance
     assert one[0].version == 1
     assert one[0].metrics["optimiser/updates"] == 4
-    for other in (two, inline):
-        np.testing.assert_allclose(other[1], one[1], atol=2e-5)
-        assert other[0].metrics.keys() == one[0].metrics.keys()
+    for report, tensors in (two, inline):
+        for name, tensor in tensors.items():
+            torch.testing.assert_close(tensor, one[1][name], rtol=0, atol=1e-6)
+        assert report.metrics.keys() == one[0].metrics.keys()
         for name, value in one[0].metrics.items():
-            assert other[0].metrics[name] == pytest.approx(value, rel=1e-3, abs=1e-5), name
+            assert report.metrics[name] == pytest.approx(value, rel=1e-4, abs=1e-6), name
 
 
 async def test_calls_over_the_process_boundary(tied_model: Path, tmp_path: Path) -> None:

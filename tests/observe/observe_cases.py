@@ -48,7 +48,7 @@ def measures(**changes: float | int | Mapping[str, int]) -> StepMeasures:
         "training_seconds": 5.0,
         "snapshot_seconds": 1.0,
         "publish_seconds": 0.5,
-        "admission_blocked_seconds": 1.0,
+        "generation_idle_seconds": 1.0,
         "tokens_generated": 200,
         "tokens_generated_while_training": 80,
     } | changes

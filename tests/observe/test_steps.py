@@ -70,13 +70,13 @@ def test_speeds_and_shares() -> None:
     assert record["trained_tokens_per_second"] == 1.0
     assert record["generated_tokens_per_second"] == 20.0
     assert record["generated_while_training_ratio"] == 0.4
-    assert (record["waiting_ratio"], record["admission_blocked_ratio"]) == (0.4, 0.1)
+    assert (record["waiting_ratio"], record["generation_idle_ratio"]) == (0.4, 0.1)
     assert record["verdict"] == "generation-bound"
     assert (record["groups_admitted"], record["groups_dropped/stale"]) == (9, 2)
 
 
 @pytest.mark.parametrize(
-    ("waiting", "blocked", "expected"),
+    ("waiting", "idle", "expected"),
     [
         (0.5, 0.0, "generation-bound"),
         (0.0, 0.5, "training-bound"),
@@ -86,8 +86,8 @@ def test_speeds_and_shares() -> None:
         (0.3, 0.7, "training-bound"),
     ],
 )
-def test_verdict(waiting: float, blocked: float, expected: str) -> None:
-    assert verdict(waiting, blocked) == expected
+def test_verdict(waiting: float, idle: float, expected: str) -> None:
+    assert verdict(waiting, idle) == expected
 
 
 def test_learner_fields_keep_known_names_and_prefix_others() -> None:

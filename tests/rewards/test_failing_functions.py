@@ -65,8 +65,8 @@ async def test_a_function_that_sleeps_blocks_neither_the_loop_nor_the_others() -
         await asyncio.sleep(0.01)
         longest, last = max(longest, time.perf_counter() - last), time.perf_counter()
     await scoring
-    assert longest < 0.2
-    assert time.perf_counter() - began < 0.8
+    assert longest < 0.35
+    assert time.perf_counter() - began < 1.1
 
 
 @pytest.mark.parametrize("kind", ["plain", "async", "blocking async"])

@@ -18,6 +18,7 @@ import psutil
 
 from asyncgrpo.cli.checks.check import Check
 from asyncgrpo.config import RunConfig
+from asyncgrpo.config.resolve import Machine
 
 VLLM_MINOR = "0.32"
 _GIB = 2**30
@@ -84,15 +85,14 @@ def torch_companions(config: RunConfig) -> Check:
 
 
 def devices(config: RunConfig) -> Check:
-    gpus = _probe().get("gpus", [])
-    cores = len(os.sched_getaffinity(0))
-    detail = f"{len(gpus)} GPUs ({', '.join(gpus)}), {cores} cores" if gpus else f"no GPU, {cores} cores"
-    wanted = [name for name in (*config.engines.devices, *config.learner.devices) if name.startswith("cuda")]
-    highest = max((int(index) for name in wanted for index in _indices(name)), default=-1)
-    if highest >= len(gpus):
-        return Check("devices", "fail", f"{detail}, but {', '.join(wanted)} configured", "change devices")
-    if not gpus and cores < 2:
-        return Check("devices", "warn", detail, "engine and learner share one core")
+    """The GPUs that torch can use, beside those the driver has."""
+    gpus, machine = _probe().get("gpus", []), Machine.here()
+    detail = f"{len(gpus)} GPUs ({', '.join(gpus)}), " if gpus else "no GPU, "
+    detail += f"{len(machine.cores)} cores"
+    if len(machine.gpus) > len(gpus):
+        return Check("devices", "warn", f"{detail}; the driver has {len(machine.gpus)} GPUs", "install torch for CUDA")
+    if not gpus and len(machine.cores) < 2:
+        return Check("devices", "warn", detail, "engine and learner will share one core")
     return Check("devices", "ok", detail)
 
 
@@ -164,10 +164,6 @@ def _version(distribution: str) -> str | None:
         return version(distribution)
     except PackageNotFoundError:
         return None
-
-
-def _indices(device: str) -> list[str]:
-    return [index for index in device.partition(":")[2].split(",") if index.isdigit()]
 
 
 def _short(text: str) -> str:

@@ -1,66 +1,79 @@
-"""Checks of what one run needs: model, data, rewards, ports, folder. Nothing is loaded that takes long."""
+"""Checks of what one run needs: the same that refuse a run at its start, but all of them, one line each."""
 
 from __future__ import annotations
 
 import socket
+from collections.abc import Callable
 from pathlib import Path
 from urllib.parse import urlsplit
 
 from asyncgrpo.cli.checks.check import Check
 from asyncgrpo.config import RunConfig
+from asyncgrpo.config.resolve import Machine, resolve
 from asyncgrpo.errors import AsyncGRPOError
+from asyncgrpo.generation.server import check_ports
+from asyncgrpo.observe.run_folder import check_free
+from asyncgrpo.preflight import check_metrics_port, check_model_path
+from asyncgrpo.prompts import load_rows
+from asyncgrpo.rewards import check_parameters, from_config
 
 _CONNECT_TIMEOUT = 2.0
 
 
+def devices(config: RunConfig) -> Check:
+    """What `auto` becomes on this machine, and that every named device is there."""
+
+    def placement() -> str:
+        placed = resolve(config, Machine.here())
+        engines = (*placed.engines.devices, *placed.engines.urls)
+        return f"engines on {', '.join(engines)}, learner on {', '.join(placed.learner.devices)}"
+
+    return _verdict("placement", placement)
+
+
 def model(config: RunConfig) -> Check:
-    name = config.model.path
-    path = Path(name)
-    if not name:
-        return Check("model", "fail", "model.path is not set", "name a folder in Hugging Face format, or a hub model")
-    if not path.exists():
-        if path.is_absolute() or name.startswith(".") or len(path.parts) > 2:
-            return Check("model", "fail", f"{name}: no such folder", "change model.path")
-        return Check("model", "warn", f"{name} is no folder here", "it will be looked up on the hub")
-    for pattern in ("config.json", "*.safetensors", "tokenizer*"):
-        if not any(path.glob(pattern)):
-            return Check("model", "fail", f"{name} has no {pattern}", "save model and tokenizer with save_pretrained")
-    return Check("model", "ok", name)
+    """The folder holds a configuration, weights and a tokenizer. A hub name is not looked up."""
+    check = _verdict("model", lambda: check_model_path(config.model.path), config.model.path)
+    folder = Path(config.model.path).expanduser()
+    if check.status == "fail":
+        return check
+    if not folder.is_dir():
+        return Check("model", "warn", f"{config.model.path} is no folder here", "it will be looked up on the hub")
+    for pattern in ("*.safetensors", "tokenizer*"):
+        if not any(folder.glob(pattern)):
+            remedy = "save model and tokenizer with save_pretrained"
+            return Check("model", "fail", f"{config.model.path} has no {pattern}", remedy)
+    return check
 
 
 def rewards(config: RunConfig) -> Check:
-    from asyncgrpo.rewards import from_config
+    """Every reward function can be imported."""
 
-    try:
-        functions = from_config(config.rewards)
-    except AsyncGRPOError as error:
-        return Check("rewards", "fail", str(error), "change rewards")
-    return Check("rewards", "ok", ", ".join(f"{function.name} x {function.weight:g}" for function in functions))
+    def listed() -> str:
+        return ", ".join(f"{function.name} x {function.weight:g}" for function in from_config(config.rewards))
+
+    return _verdict("rewards", listed)
 
 
 def dataset(config: RunConfig) -> Check:
-    """The rows can be read, every prompt is one, and every column that a reward function requires is there."""
-    from asyncgrpo.prompts import load_rows
-    from asyncgrpo.rewards import check_parameters, from_config
+    """The rows can be read, and every prompt is one."""
+    return _verdict("dataset", lambda: f"{config.data.dataset}: {len(load_rows(config))} rows")
 
-    try:
-        rows = load_rows(config)
-    except AsyncGRPOError as error:
-        return Check("dataset", "fail", str(error), "change data")
-    detail = f"{config.data.dataset}: {len(rows)} rows"
-    try:
-        check_parameters(from_config(config.rewards), set(rows.column_names) - {config.data.prompt_column})
-    except AsyncGRPOError as error:
-        return Check("dataset", "fail", f"{detail}, but {error}", "change the function or the dataset")
-    return Check("dataset", "ok", detail)
+
+def columns(config: RunConfig) -> Check:
+    """Every column that a reward function requires is there."""
+
+    def matched() -> str:
+        names = set(load_rows(config).column_names) - {config.data.prompt_column}
+        check_parameters(from_config(config.rewards), names)
+        return ", ".join(sorted(names)) or "none but the prompt"
+
+    return _verdict("columns", matched)
 
 
 def engines_listen(config: RunConfig) -> Check:
     """Something accepts connections at every engine URL. Whether it is a fitting engine shows when the run starts."""
-    urls = config.engines.urls
-    if not urls:
-        return Check("engines", "ok", f"{len(config.engines.devices)} to be started")
-    for url in urls:
+    for url in config.engines.urls:
         parts = urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
             return Check("engines", "fail", f"{url} is no URL", "write engines.urls: ['http://host:8000']")
@@ -69,26 +82,30 @@ def engines_listen(config: RunConfig) -> Check:
             socket.create_connection((parts.hostname, port), timeout=_CONNECT_TIMEOUT).close()
         except (OSError, ValueError) as error:
             return Check("engines", "fail", f"{url}: {error}", "start the server, or change engines.urls")
-    return Check("engines", "ok", ", ".join(urls))
+    started = f"{len(config.engines.devices)} to be started"
+    return Check("engines", "ok", ", ".join(config.engines.urls) or started)
 
 
-def metrics_port(config: RunConfig) -> Check:
-    host, port = config.observe.metrics_host, config.observe.metrics_port
-    if port <= 0:
-        return Check("metrics port", "ok", "off" if port < 0 else "a free one will be picked")
-    try:
-        with socket.create_server((host, port)):
-            return Check("metrics port", "ok", f"{host}:{port} is free")
-    except OSError as error:
-        remedy = "change observe.metrics_port; 0 picks a free one"
-        return Check("metrics port", "fail", f"{host}:{port}: {error.strerror}", remedy)
+def ports(config: RunConfig) -> Check:
+    """The ports that the configuration names are free."""
+
+    def free() -> str:
+        check_ports(config)
+        check_metrics_port(config)
+        named = [port for port in (config.engines.port, config.observe.metrics_port) if port > 0]
+        return f"{', '.join(map(str, named))} free" if named else "free ones will be picked"
+
+    return _verdict("ports", free)
 
 
 def run_folder(config: RunConfig) -> Check:
     path = Path(config.run.output_dir)
-    remedy = "choose another run.output_dir"
-    if path.is_dir() and any(path.iterdir()):
-        return Check("run folder", "fail", f"{path} exists and is not empty", remedy)
-    if path.exists() and not path.is_dir():
-        return Check("run folder", "fail", f"{path} is a file", remedy)
-    return Check("run folder", "ok", f"{path} is free")
+    return _verdict("run folder", lambda: check_free(path), f"{path} is free")
+
+
+def _verdict(name: str, check: Callable[[], str | None], detail: str = "") -> Check:
+    """ok with what `check` returns, or fail with what it raises, which names the remedy itself."""
+    try:
+        return Check(name, "ok", check() or detail)
+    except AsyncGRPOError as error:
+        return Check(name, "fail", str(error))

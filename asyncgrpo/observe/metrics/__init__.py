@@ -1,8 +1,8 @@
 """The one place that names metrics: `fields` those of a step record, `families` those under /metrics."""
 
 from asyncgrpo.observe.metrics.families import (
-    ADMISSION_STATES,
     DROP_REASONS,
+    GENERATION_STATES,
     LEARNER_FAMILIES,
     LEARNER_STATES,
     RunMetrics,
@@ -10,8 +10,8 @@ from asyncgrpo.observe.metrics.families import (
 from asyncgrpo.observe.metrics.fields import LEARNER_FIELDS, REPORTED_AS, STEP_FIELDS, StepRecord, labels_of
 
 __all__ = [
-    "ADMISSION_STATES",
     "DROP_REASONS",
+    "GENERATION_STATES",
     "LEARNER_FAMILIES",
     "LEARNER_FIELDS",
     "LEARNER_STATES",

@@ -20,13 +20,13 @@ from asyncgrpo.observe.metrics.collectors import StateSeconds, TokenStaleness
 from asyncgrpo.observe.metrics.fields import LEARNER_FIELDS, StepRecord, labels_of
 from asyncgrpo.observe.timing import TimeAccount
 
-__all__ = ["ADMISSION_STATES", "DROP_REASONS", "LEARNER_FAMILIES", "LEARNER_STATES", "RunMetrics"]
+__all__ = ["DROP_REASONS", "GENERATION_STATES", "LEARNER_FAMILIES", "LEARNER_STATES", "RunMetrics"]
 
 LEARNER_STATES = ("waiting", "training", "snapshot")
 """What the learner does; the first is the state at the start."""
 
-ADMISSION_STATES = ("open", "blocked")
-"""Whether a new group may start. Blocked: every slot is taken, so engines run out of work."""
+GENERATION_STATES = ("idle", "busy")
+"""Whether any group is being generated or scored. Idle: every slot is held by a group that is done."""
 
 DROP_REASONS = ("stale", "failed", "run_ended")
 """Why an admitted group was not trained: over-stale, a sample failed, or no step was left for it."""

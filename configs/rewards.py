@@ -1,0 +1,40 @@
+"""Rewards of the shipped configurations. Each is called as `f(prompts, completions, completion_ids, **columns)`."""
+
+import re
+
+
+def repeats_numbers(completions, answer, **columns):
+    """How much of the list of numbers was repeated, in order: 1 exactly right, -1 nothing right.
+
+    The share is of the longer list, so neither silence nor going on for ever helps.
+    """
+    return [_overlap(_numbers(_text(completion)), list(numbers)) for completion, numbers in zip(completions, answer, strict=True)]
+
+
+def gsm8k_correct(completions, answer, **columns):
+    """1 if the last number of the completion is the number after #### in the answer, else 0."""
+    return [
+        float(_last(_text(completion)) == _last(solution.rpartition("####")[2]))
+        for completion, solution in zip(completions, answer, strict=True)
+    ]
+
+
+def _overlap(found, wanted):
+    same = 0
+    while same < min(len(found), len(wanted)) and found[same] == wanted[same]:
+        same += 1
+    return 2 * same / max(len(found), len(wanted)) - 1
+
+
+def _text(completion):
+    """Conversational prompts give a list with the assistant's message, plain ones a string."""
+    return completion if isinstance(completion, str) else completion[-1]["content"]
+
+
+def _numbers(text):
+    return [int(number) for number in re.findall(r"\d+", text)]
+
+
+def _last(text):
+    numbers = re.findall(r"-?\d+(?:\.\d+)?", text.replace(",", ""))
+    return float(numbers[-1]) if numbers else None

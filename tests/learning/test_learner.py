@@ -1,0 +1,246 @@
+import dataclasses
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from learning_cases import GRADIENT_STEPS, make_config, make_group, make_sample, random_groups, sequences
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from asyncgrpo.config import RunConfig
+from asyncgrpo.errors import ConfigError, LearnerError
+from asyncgrpo.learning.batching import make_batch, shards
+from asyncgrpo.learning.export import export_tensors
+from asyncgrpo.learning.learner import Learner
+from asyncgrpo.types import Batch, Group, StepReport
+
+
+def step(learner: Learner, groups: list[Group]) -> tuple[StepReport, Batch]:
+    batch = make_batch(groups, learner.version, learner.config)
+    return learner.train(shards(batch, learner.config, 1)[0]), batch
+
+
+def weights(learner: Learner) -> dict[str, torch.Tensor]:
+    return {name: tensor.clone() for name, tensor in export_tensors(learner._loaded.model).items()}
+
+
+def plain_scores(path: Path, batch: Batch, temperature: float) -> list[np.ndarray]:
+    """One sequence at a time through transformers, nothing shared with the learner's own path."""
+    model = AutoModelForCausalLM.from_pretrained(path)
+    scores = []
+    for prompt, completion in sequences(batch):
+        with torch.no_grad():
+            logits_LV = model(input_ids=torch.tensor([prompt + completion])).logits[0]
+        logprobs_LV = torch.log_softmax(logits_LV.float() / temperature, dim=-1)
+        scores.append(np.array([logprobs_LV[len(prompt) + t - 1, token] for t, token in enumerate(completion)]))
+    return scores
+
+
+@pytest.mark.parametrize("micro_batch_size", [1, 3, 16])
+def test_scores_are_those_of_a_plain_forward_token_by_token(tied_model: Path, micro_batch_size: int) -> None:
+    config = make_config(
+        str(tied_model), generation={"temperature": 0.5}, learner={"micro_batch_size": micro_batch_size}
+    )
+    batch = make_batch(random_groups(), 0, config)
+    scores = Learner(config, "cpu").score(sequences(batch))
+    for score, expected in zip(scores, plain_scores(tied_model, batch, 0.5), strict=True):
+        assert score.dtype == np.float32
+        np.testing.assert_allclose(score, expected, atol=1e-5)
+
+
+@pytest.mark.parametrize("minibatches", [1, 2])
+def test_the_first_ratio_is_exactly_one_and_the_second_pass_differs(tied_model: Path, minibatches: int) -> None:
+    training = {"num_iterations": 2, "num_minibatches": minibatches, "learning_rate": 1e-4}
+    learner = Learner(make_config(str(tied_model), training=training, learner={"micro_batch_size": 3}), "cpu")
+    batch = make_batch(random_groups(), 0, learner.config)
+    shard = shards(batch, learner.config, 1)[0]
+    behaviour = shard.batch.behaviour_logprobs.tobytes()
+    report = learner.train(shard)
+    assert report.version == learner.version == 1
+    assert report.metrics["optimiser/updates"] == 2 * minibatches
+    assert report.metrics["ratio/first_update_max_deviation"] == 0.0
+    assert report.metrics["ratio/last_update_max_deviation"] > 1e-4
+    assert report.metrics["kl/proximal_current_k3"] > 0.0
+    assert shard.batch.behaviour_logprobs.tobytes() == behaviour
+    assert set(report.seconds) == {"proximal", "forward_backward", "optimiser", "total"}
+
+
+@pytest.mark.parametrize("settings", [{"bf16": True}, {"gradient_checkpointing": True}])
+def test_the_first_ratio_is_exactly_one_in_other_precision_and_memory_modes(tied_model: Path, settings: dict) -> None:
+    config = make_config(str(tied_model), training={"num_iterations": 2, **settings}, learner={"micro_batch_size": 3})
+    report, _ = step(Learner(config, "cpu"), random_groups())
+    assert report.metrics["ratio/first_update_max_deviation"] == 0.0
+    assert report.metrics["ratio/last_update_max_deviation"] > 0.0
+
+
+def test_a_single_update_anchors_at_its_own_forward_pass(tied_model: Path) -> None:
+    learner = Learner(make_config(str(tied_model)), "cpu")
+    forwards: list[int] = []
+    learner._policy.register_forward_hook(lambda *_: forwards.append(1))
+    report, _ = step(learner, random_groups())
+    assert len(forwards) == 1
+    assert report.metrics["ratio/mean"] == 1.0
+    assert report.metrics["clip/fraction"] == 0.0
+
+
+def test_behaviour_equal_to_the_learner_gives_weight_one_at_any_temperature(tied_model: Path) -> None:
+    config = make_config(str(tied_model), generation={"temperature": 0.5})
+    learner = Learner(config, "cpu")
+    batch = make_batch(random_groups(), 0, config)
+    engine = np.concatenate(plain_scores(tied_model, batch, 0.5)).astype(np.float32)
+    batch = dataclasses.replace(batch, behaviour_logprobs=engine)
+    report = learner.train(shards(batch, config, 1)[0])
+    assert report.metrics["importance_weight/mean"] == pytest.approx(1.0, abs=1e-4)
+    assert report.metrics["importance_weight/max"] == pytest.approx(1.0, abs=1e-4)
+    assert report.metrics["importance_weight/ess"] == pytest.approx(1.0, abs=1e-6)
+
+
+@pytest.mark.parametrize("loss_type", ["grpo", "bnpo", "dapo", "dr_grpo"])
+def test_micro_batches_do_not_change_the_update(tied_model: Path, loss_type: str) -> None:
+    results = []
+    for size in (1, 3, 8):
+        config = make_config(
+            str(tied_model),
+            training={"num_minibatches": 2, "num_iterations": 2, **GRADIENT_STEPS},
+            objective={"loss_type": loss_type, "beta": 0.1},
+            learner={"micro_batch_size": size},
+        )
+        learner = Learner(config, "cpu")
+        results.append((step(learner, random_groups())[0].metrics, weights(learner)))
+    for metrics, tensors in results[1:]:
+        assert metrics["loss"] == pytest.approx(results[0][0]["loss"], rel=1e-5, abs=1e-6)
+        assert metrics["grad_norm"] == pytest.approx(results[0][0]["grad_norm"], rel=1e-4)
+        for name, tensor in tensors.items():
+            torch.testing.assert_close(tensor, results[0][1][name], rtol=0, atol=1e-6)
+
+
+def test_the_gradient_norm_does_not_grow_with_passes_or_minibatches_of_equal_groups(tied_model: Path) -> None:
+    group = random_groups(groups=1)[0]
+    groups = [dataclasses.replace(group, group_id=i) for i in range(4)]
+    norms = []
+    for minibatches, iterations, size in [(1, 1, 16), (2, 1, 2), (4, 2, 1), (1, 4, 3)]:
+        training = {
+            "groups_per_step": 4,
+            "num_minibatches": minibatches,
+            "num_iterations": iterations,
+            "learning_rate": 1e-12,
+        }
+        config = make_config(str(tied_model), training=training, learner={"micro_batch_size": size})
+        norms.append(step(Learner(config, "cpu"), groups)[0].metrics["grad_norm"])
+    np.testing.assert_allclose(norms, norms[0], rtol=1e-4)
+
+
+def test_a_positive_advantage_makes_its_tokens_likelier(tied_model: Path) -> None:
+    learner = Learner(make_config(str(tied_model), training={"learning_rate": 1e-4}), "cpu")
+    groups = random_groups()
+    batch = make_batch(groups, 0, learner.config)
+    pairs = sequences(batch)
+    before = np.array([score.sum() for score in learner.score(pairs)])
+    step(learner, groups)
+    after = np.array([score.sum() for score in learner.score(pairs)])
+    assert np.dot(after - before, batch.advantages) > 0
+
+
+def test_fully_masked_and_empty_batches_leave_everything_and_are_counted(tied_model: Path) -> None:
+    learner = Learner(make_config(str(tied_model), objective={"mask_truncated_completions": True}), "cpu")
+    before = weights(learner)
+    truncated = [make_sample([1, 2, 3], float(i), finish_reason="length") for i in range(4)]
+    empty = [make_sample([], float(i)) for i in range(4)]
+    report, _ = step(learner, [make_group(0, truncated), make_group(1, empty)])
+    assert report.version == 1
+    assert report.metrics["loss"] == report.metrics["grad_norm"] == 0.0
+    assert report.metrics["samples/untrained"] == 8
+    assert report.metrics["optimiser/skipped_updates"] == 1
+    assert all(torch.equal(tensor, before[name]) for name, tensor in weights(learner).items())
+
+
+def test_empty_completions_among_others_change_only_the_count(tied_model: Path) -> None:
+    samples = [make_sample([5, 6], 1.0), make_sample([], 0.0), make_sample([7], 0.5), make_sample([8, 9, 1], 2.0)]
+    learner = Learner(make_config(str(tied_model), objective={"loss_type": "bnpo"}), "cpu")
+    report, _ = step(learner, [make_group(0, samples), make_group(1, samples)])
+    assert report.metrics["samples/untrained"] == 2
+    assert report.metrics["tokens/trained"] == 12
+    assert np.isfinite(report.metrics["loss"])
+    assert report.metrics["grad_norm"] > 0
+
+
+def test_a_loss_that_is_not_finite_names_the_step_and_leaves_the_weights(tied_model: Path) -> None:
+    learner = Learner(make_config(str(tied_model)), "cpu")
+    before = weights(learner)
+    batch = make_batch(random_groups(), 0, learner.config)
+    batch.behaviour_logprobs[3] = np.nan
+    with pytest.raises(LearnerError, match="step 0, update 1: loss is nan"):
+        learner.train(shards(batch, learner.config, 1)[0])
+    assert all(torch.equal(tensor, before[name]) for name, tensor in weights(learner).items())
+
+
+def test_a_prompt_without_tokens_is_refused(tied_model: Path) -> None:
+    learner = Learner(make_config(str(tied_model)), "cpu")
+    with pytest.raises(LearnerError, match="prompt of 0 tokens"):
+        learner.score([((), (1, 2))])
+
+
+@pytest.mark.parametrize("lora_r", [0, 4])
+def test_the_reference_is_the_initial_model(tied_model: Path, lora_r: int) -> None:
+    config = make_config(str(tied_model), objective={"beta": 0.1}, lora={"lora_r": lora_r})
+    learner = Learner(config, "cpu")
+    first, _ = step(learner, random_groups())
+    assert first.metrics["kl/current_reference_k3"] == pytest.approx(0.0, abs=1e-9)
+    second, _ = step(learner, random_groups(seed=1))
+    assert second.metrics["kl/current_reference_k3"] > 1e-7
+
+
+def test_learning_rate_follows_the_schedule_per_update(tied_model: Path) -> None:
+    training = {
+        "num_iterations": 2,
+        "max_steps": 2,
+        "learning_rate": 1e-3,
+        "lr_scheduler_type": "linear",
+        "warmup_steps": 2,
+    }
+    learner = Learner(make_config(str(tied_model), training=training), "cpu")
+    # updates at 0, 1/2 (warm-up), then 2/2, 1/2 of the peak; a step reports its last update's
+    rates = [step(learner, random_groups(seed))[0].metrics["learning_rate"] for seed in range(2)]
+    assert rates == pytest.approx([0.5e-3, 0.5e-3])
+
+
+@pytest.mark.parametrize(
+    ("training", "message"),
+    [
+        ({"lr_scheduler_type": "cosine", "max_steps": -1}, "needs the number of steps"),
+        ({"lr_scheduler_type": "zigzag"}, "lr_scheduler_type='zigzag'"),
+    ],
+)
+def test_schedules_that_cannot_be_are_refused(tied_model: Path, training: dict, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        Learner(make_config(str(tied_model), training=training), "cpu")
+
+
+def test_weight_decay_leaves_vectors_alone(tied_model: Path) -> None:
+    learner = Learner(make_config(str(tied_model), training={"weight_decay": 0.1}), "cpu")
+    for group in learner._optimiser.param_groups:
+        assert {p.ndim >= 2 for p in group["params"]} == {group["weight_decay"] > 0}
+    assert sum(len(group["params"]) for group in learner._optimiser.param_groups) == len(learner._parameters)
+
+
+@pytest.mark.parametrize("lora_r", [0, 4])
+def test_a_saved_model_loads_and_gives_the_same_logits(untied_model: Path, tmp_path: Path, lora_r: int) -> None:
+    learner = Learner(make_config(str(untied_model), lora={"lora_r": lora_r}), "cpu")
+    _, batch = step(learner, random_groups())
+    learner.save_model(str(tmp_path / "saved"))
+    for score, expected in zip(
+        learner.score(sequences(batch)), plain_scores(tmp_path / "saved", batch, 1.0), strict=True
+    ):
+        np.testing.assert_allclose(score, expected, rtol=1e-5, atol=1e-5)
+    assert AutoTokenizer.from_pretrained(tmp_path / "saved").eos_token_id == 2
+
+
+def test_a_trained_model_is_the_same_every_time(tied_model: Path) -> None:
+    def train(config: RunConfig) -> dict[str, torch.Tensor]:
+        learner = Learner(config, "cpu")
+        step(learner, random_groups())
+        return weights(learner)
+
+    config = make_config(str(tied_model), lora={"lora_r": 2}, training={"num_iterations": 2})
+    first, second = train(config), train(config)
+    assert all(torch.equal(tensor, second[name]) for name, tensor in first.items())

@@ -1,0 +1,102 @@
+import asyncio
+import time
+
+import pytest
+
+from asyncgrpo.concurrency import deadline, gather_all, root_cause, run_until
+from asyncgrpo.errors import EngineError, StallError
+
+
+async def wait_for_ever(ended: list[str], name: str) -> None:
+    try:
+        await asyncio.Event().wait()
+    finally:
+        ended.append(name)
+
+
+async def value(result: int, seconds: float = 0.0) -> int:
+    await asyncio.sleep(seconds)
+    return result
+
+
+async def fail(error: Exception, seconds: float = 0.0) -> int:
+    await asyncio.sleep(seconds)
+    raise error
+
+
+async def test_the_goals_result_ends_the_services() -> None:
+    ended: list[str] = []
+    async with asyncio.timeout(5):
+        assert await run_until(value(7, 0.01), wait_for_ever(ended, "a"), wait_for_ever(ended, "b")) == 7
+    assert sorted(ended) == ["a", "b"]
+
+
+async def test_a_failing_service_ends_the_goal_with_its_bare_error() -> None:
+    ended: list[str] = []
+    async with asyncio.timeout(5):
+        with pytest.raises(EngineError, match="gone") as caught:
+            await run_until(wait_for_ever(ended, "goal"), fail(EngineError("gone"), 0.01), wait_for_ever(ended, "b"))
+    assert type(caught.value) is EngineError
+    assert sorted(ended) == ["b", "goal"]
+
+
+async def test_a_failing_goal_ends_the_services() -> None:
+    ended: list[str] = []
+    async with asyncio.timeout(5):
+        with pytest.raises(StallError, match="stuck"):
+            await run_until(fail(StallError("stuck"), 0.01), wait_for_ever(ended, "a"))
+    assert ended == ["a"]
+
+
+async def test_a_service_that_merely_returns_is_an_error() -> None:
+    ended: list[str] = []
+    async with asyncio.timeout(5):
+        with pytest.raises(RuntimeError, match="returned while training was still running"):
+            await run_until(wait_for_ever(ended, "goal"), value(1))
+    assert ended == ["goal"]
+
+
+async def test_cancelling_the_whole_ends_goal_and_services() -> None:
+    ended: list[str] = []
+    task = asyncio.create_task(run_until(wait_for_ever(ended, "goal"), wait_for_ever(ended, "a")))
+    await asyncio.sleep(0.01)
+    task.cancel()
+    async with asyncio.timeout(5):
+        with pytest.raises(asyncio.CancelledError):
+            await task
+    assert sorted(ended) == ["a", "goal"]
+
+
+def test_the_root_cause_is_the_first_error_at_the_bottom() -> None:
+    first, second = ValueError("first"), ValueError("second")
+    assert root_cause(first) is first
+    assert root_cause(ExceptionGroup("", [ExceptionGroup("", [first]), second])) is first
+
+
+async def test_a_deadline_names_what_was_late() -> None:
+    begun = time.monotonic()
+    with pytest.raises(StallError, match=r"^lunch took longer than 0\.05 s$"):
+        async with deadline(0.05, StallError, "lunch"):
+            await asyncio.sleep(5)
+    assert time.monotonic() - begun < 2
+
+
+async def test_a_deadline_leaves_other_errors_alone() -> None:
+    with pytest.raises(TimeoutError, match="somebody else's"):
+        async with deadline(5, StallError, "lunch"):
+            raise TimeoutError("somebody else's")
+    with pytest.raises(EngineError, match="broken"):
+        async with deadline(5, StallError, "lunch"):
+            raise EngineError("broken")
+    async with deadline(0.2, StallError, "lunch"):
+        assert await value(3) == 3
+
+
+async def test_gather_all_keeps_order_and_cancels_the_rest_on_failure() -> None:
+    assert await gather_all(value(1, 0.02), value(2), value(3, 0.01)) == [1, 2, 3]
+    assert await gather_all() == []
+    ended: list[str] = []
+    async with asyncio.timeout(5):
+        with pytest.raises(EngineError, match="one is down"):
+            await gather_all(wait_for_ever(ended, "a"), fail(EngineError("one is down"), 0.01))
+    assert ended == ["a"]

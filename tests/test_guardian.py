@@ -1,0 +1,155 @@
+"""The guardian, with real processes: whoever dies and however, nothing it guards stays."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+GUARDIAN = [sys.executable, "-m", "asyncgrpo.guardian"]
+
+FAMILY = """
+import os, subprocess, sys, time
+child = subprocess.Popen(["sleep", "1000"])
+session = subprocess.Popen(["sleep", "1000"], start_new_session=True)
+orphan = subprocess.run(["setsid", "sh", "-c", "sleep 1000 >/dev/null & echo $!"], stdout=subprocess.PIPE, text=True)
+print(os.getpid(), child.pid, session.pid, orphan.stdout.strip(), flush=True)
+time.sleep(float(sys.argv[1]))
+"""
+"""Prints the ids of itself, a child, a child with its own session, and an orphan with its own session."""
+
+ORCHESTRATOR = """
+import os, subprocess, sys, time
+read_end, write_end = os.pipe()
+guardian = subprocess.Popen([*sys.argv[1:3], *sys.argv[3].split(), "--lifeline", str(read_end), *sys.argv[4:]],
+                            pass_fds=(read_end,), start_new_session=True)
+os.close(read_end)
+print(guardian.pid, flush=True)
+time.sleep(1000)
+"""
+
+
+def alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def wait_until_gone(pids: Sequence[int], seconds: float) -> list[int]:
+    """Those that are still alive after `seconds`."""
+    until = time.monotonic() + seconds
+    while (left := [pid for pid in pids if alive(pid)]) and time.monotonic() < until:
+        time.sleep(0.02)
+    return left
+
+
+class Guarded:
+    """A guardian whose lifeline this test holds."""
+
+    def __init__(self, *arguments: str) -> None:
+        read_end, self._lifeline = os.pipe()
+        self.process = subprocess.Popen(
+            [*GUARDIAN, "--lifeline", str(read_end), *arguments],
+            pass_fds=(read_end,),
+            stdout=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+        os.close(read_end)
+
+    def line(self) -> str:
+        assert self.process.stdout is not None
+        return self.process.stdout.readline()
+
+    def let_go(self) -> None:
+        os.close(self._lifeline)
+
+    def wait(self) -> int:
+        assert self.process.stdout is not None
+        self.process.stdout.close()
+        return self.process.wait(timeout=10)
+
+
+def test_killing_the_orchestrator_ends_the_command_and_all_below_it() -> None:
+    command = [sys.executable, "-c", ORCHESTRATOR, *GUARDIAN[:2], "asyncgrpo.guardian"]
+    command += ["--grace", "0.2", "--", sys.executable, "-c", FAMILY, "1000"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as orchestrator:
+        assert orchestrator.stdout is not None
+        pids = [int(orchestrator.stdout.readline()), *map(int, orchestrator.stdout.readline().split())]
+        assert len(pids) == 5
+        assert all(alive(pid) for pid in pids)
+        orchestrator.kill()
+    assert wait_until_gone(pids, 5.0) == []
+
+
+@pytest.mark.parametrize("end", ["lifeline", "SIGTERM"])
+def test_letting_go_or_asking_ends_everything(end: str) -> None:
+    guarded = Guarded("--grace", "0.3", "--", sys.executable, "-c", FAMILY, "1000")
+    pids = [int(word) for word in guarded.line().split()]
+    if end == "lifeline":
+        guarded.let_go()
+    else:
+        guarded.process.send_signal(signal.SIGTERM)
+    assert guarded.wait() == 128 + signal.SIGTERM
+    assert wait_until_gone(pids, 1.0) == []
+
+
+@pytest.mark.parametrize("code", [0, 3])
+def test_the_commands_exit_code_is_passed_on(code: int) -> None:
+    guarded = Guarded("--", sys.executable, "-c", f"raise SystemExit({code})")
+    assert guarded.wait() == code
+    guarded.let_go()
+
+
+def test_a_command_that_a_signal_ended_exits_as_shells_have_it() -> None:
+    guarded = Guarded("--", "sh", "-c", "kill -9 $$")
+    assert guarded.wait() == 128 + signal.SIGKILL
+    guarded.let_go()
+
+
+def test_what_a_dead_command_leaves_behind_ends_at_once() -> None:
+    guarded = Guarded("--grace", "30", "--", sys.executable, "-c", FAMILY, "0")
+    pids = [int(word) for word in guarded.line().split()]
+    begun = time.monotonic()
+    assert guarded.wait() == 0
+    assert time.monotonic() - begun < 5, "the end of the command is only reported when its orphans have ended"
+    assert wait_until_gone(pids, 1.0) == []
+    guarded.let_go()
+
+
+def test_a_command_that_ignores_sigterm_is_killed_after_the_grace() -> None:
+    deaf = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('up', flush=True); time.sleep(99)"
+    guarded = Guarded("--grace", "0.5", "--", sys.executable, "-c", deaf)
+    assert guarded.line() == "up\n"
+    guarded.let_go()
+    begun = time.monotonic()
+    assert guarded.wait() == 128 + signal.SIGKILL
+    assert 0.4 < time.monotonic() - begun < 5
+
+
+def test_sigint_is_left_to_the_orchestrator() -> None:
+    guarded = Guarded("--grace", "0.2", "--", sys.executable, "-c", FAMILY, "1000")
+    pids = [int(word) for word in guarded.line().split()]
+    guarded.process.send_signal(signal.SIGINT)
+    time.sleep(0.3)
+    assert all(alive(pid) for pid in pids)
+    guarded.let_go()
+    guarded.wait()
+
+
+def test_folders_are_removed_when_the_lifeline_closes(tmp_path: Path) -> None:
+    folders = [tmp_path / "a", tmp_path / "b"]
+    for folder in folders:
+        folder.mkdir()
+        (folder / "version-1").write_text("x")
+    guarded = Guarded("--remove", str(folders[0]), "--remove", str(folders[1]), "--remove", str(tmp_path / "gone"))
+    time.sleep(0.2)
+    assert all(folder.exists() for folder in folders)
+    guarded.let_go()
+    assert guarded.wait() == 0
+    assert not any(folder.exists() for folder in folders)

@@ -1,0 +1,210 @@
+"""The order of a publish, and what is left when one fails."""
+
+import asyncio
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pytest
+
+from asyncgrpo.errors import EngineRejected, EngineUnavailable, PublishError
+from asyncgrpo.types import Snapshot
+from asyncgrpo.weights.publisher import Publisher
+
+
+class RecordingEngine:
+    """Notes every call; a call named in `failures` raises that many times, one in `hangs` never ends."""
+
+    url = "http://nowhere"
+
+    def __init__(
+        self, name: str, *, failures: Mapping[str, int] = {}, hangs: Sequence[str] = (), seconds: float = 0.0
+    ) -> None:
+        self.name = name
+        self.calls: list[str] = []
+        self._failures, self._hangs, self._seconds = dict(failures), hangs, seconds
+
+    async def _call(self, name: str, argument: str = "") -> None:
+        self.calls.append(f"{name} {argument}".strip())
+        if name in self._hangs:
+            await asyncio.Event().wait()
+        await asyncio.sleep(self._seconds)
+        if self._failures.get(name, 0) > 0:
+            self._failures[name] -= 1
+            raise EngineUnavailable(f"engine {self.name} answered 500: CUDA error in {name}")
+
+    async def pause(self) -> None:
+        await self._call("pause")
+
+    async def resume(self) -> None:
+        await self._call("resume")
+
+    async def init_weight_transfer(self, init_info: Mapping[str, Any]) -> None:
+        await self._call("init", str(dict(init_info)))
+
+    async def start_weight_update(self) -> None:
+        await self._call("start")
+
+    async def update_weights(self, info: Mapping[str, Any]) -> None:
+        await self._call("update", info["path"])
+
+    async def finish_weight_update(self, version: str) -> None:
+        await self._call("finish", version)
+
+    async def world_size(self) -> int:
+        return 1
+
+
+class PathTransport:
+    """Loads as the shared-memory transport does, from paths that need not exist."""
+
+    backend = "paths"
+
+    def __init__(self, log: list[str]) -> None:
+        self._log = log
+
+    async def connect(self, engines: Sequence[Any]) -> None:
+        for engine in engines:
+            await engine.init_weight_transfer({})
+
+    async def prepare(self, version: int, perturbation: int | None = None) -> Snapshot:
+        self._log.append(f"prepare {version} {perturbation}")
+        return Snapshot(version=version, path=f"/v{version}", bytes=100, seconds=0.5)
+
+    async def load(self, engine: Any, snapshot: Snapshot, wire_version: str) -> None:
+        await engine.start_weight_update()
+        await engine.update_weights({"path": snapshot.path})
+        await engine.finish_weight_update(wire_version)
+
+    def discard_before(self, version: int) -> None:
+        self._log.append(f"discard before {version}")
+
+
+def publisher_of(*engines: RecordingEngine, timeout: float = 5.0, concurrency: int = 1) -> tuple[Publisher, list[str]]:
+    """And the log of what happened outside the engines."""
+    log: list[str] = []
+    publisher = Publisher(
+        PathTransport(log),
+        engines,
+        incarnation=2,
+        timeout=timeout,
+        concurrency=concurrency,
+        on_served=lambda engine, version: log.append(f"{engine} serves {version}"),
+    )
+    return publisher, log
+
+
+LOAD = ["start", "update /v7", "finish 2:7"]
+
+
+async def test_each_engine_is_paused_loaded_named_and_resumed() -> None:
+    engines = [RecordingEngine("a"), RecordingEngine("b")]
+    publisher, log = publisher_of(*engines)
+    async with asyncio.timeout(5):
+        await publisher.connect()
+        report = await publisher.publish(7, 11)
+    for engine in engines:
+        assert engine.calls == ["init {}", "pause", *LOAD, "resume"]
+    assert log == ["prepare 7 11", "a serves 7", "b serves 7", "discard before 7"]
+    assert (report.version, report.bytes, report.prepare_seconds) == (7, 100, 0.5)
+    assert report.paused_seconds.keys() == {"a", "b"}
+
+
+async def test_a_failed_load_is_done_again_as_a_whole() -> None:
+    engine = RecordingEngine("a", failures={"update": 1})
+    publisher, log = publisher_of(engine)
+    async with asyncio.timeout(5):
+        await publisher.publish(7)
+    assert engine.calls == ["pause", "start", "update /v7", *LOAD, "resume"]
+    assert "a serves 7" in log
+
+
+@pytest.mark.parametrize("call", ["start", "update", "finish"])
+async def test_a_load_that_fails_twice_leaves_the_engine_paused_and_unnamed(call: str) -> None:
+    engine = RecordingEngine("a", failures={call: 2})
+    publisher, log = publisher_of(engine)
+    async with asyncio.timeout(5):
+        with pytest.raises(PublishError, match=rf"publish of version 7 to a failed: .*500: CUDA error in {call}"):
+            await publisher.publish(7)
+    assert "resume" not in engine.calls
+    assert len([name for name in engine.calls if name.startswith(call)]) == 2
+    assert log == ["prepare 7 None"], "neither served nor old snapshots discarded"
+
+
+async def test_a_failed_pause_loads_nothing() -> None:
+    engine = RecordingEngine("a", failures={"pause": 1})
+    publisher, log = publisher_of(engine)
+    async with asyncio.timeout(5):
+        with pytest.raises(PublishError, match="CUDA error in pause"):
+            await publisher.publish(7)
+    assert engine.calls == ["pause"]
+    assert "a serves 7" not in log
+
+
+async def test_an_engine_that_does_not_resume_serves_nothing() -> None:
+    engine = RecordingEngine("a", failures={"resume": 1})
+    publisher, log = publisher_of(engine)
+    async with asyncio.timeout(5):
+        with pytest.raises(PublishError, match="CUDA error in resume"):
+            await publisher.publish(7)
+    assert "a serves 7" not in log
+
+
+@pytest.mark.parametrize("call", ["pause", "start", "update", "finish", "resume"])
+async def test_a_call_that_never_answers_ends_at_the_deadline(call: str) -> None:
+    engine = RecordingEngine("a", hangs=[call])
+    publisher, log = publisher_of(engine, timeout=0.1)
+    begun = time.monotonic()
+    async with asyncio.timeout(5):
+        with pytest.raises(PublishError, match=r"publish of version 7 to a took longer than 0\.1 s"):
+            await publisher.publish(7)
+    assert time.monotonic() - begun < 2
+    assert ("resume" in engine.calls) is (call == "resume")
+    assert "a serves 7" not in log
+
+
+async def test_a_failing_engine_abandons_the_others() -> None:
+    broken, hanging = RecordingEngine("a", failures={"pause": 1}), RecordingEngine("b", hangs=["update"])
+    publisher, _ = publisher_of(broken, hanging, concurrency=2)
+    async with asyncio.timeout(5):
+        with pytest.raises(PublishError, match="to a failed"):
+            await publisher.publish(7)
+    assert "resume" not in hanging.calls
+
+
+@pytest.mark.parametrize(("concurrency", "most_paused"), [(1, 1), (2, 2), (9, 3)])
+async def test_no_more_engines_than_allowed_are_paused_at_once(concurrency: int, most_paused: int) -> None:
+    paused: set[str] = set()
+    seen: list[int] = []
+
+    class Counted(RecordingEngine):
+        async def pause(self) -> None:
+            paused.add(self.name)
+            seen.append(len(paused))
+            await super().pause()
+
+        async def resume(self) -> None:
+            await super().resume()
+            paused.discard(self.name)
+
+    publisher, _ = publisher_of(*(Counted(name, seconds=0.01) for name in "abc"), concurrency=concurrency)
+    async with asyncio.timeout(5):
+        await publisher.publish(7)
+    assert max(seen) == most_paused
+    assert not paused
+
+
+async def test_a_refusal_is_tried_once_more_too() -> None:
+    """4xx is final for a request, but a load that was cut short can only be mended by another."""
+
+    class Refusing(RecordingEngine):
+        async def update_weights(self, info: Mapping[str, Any]) -> None:
+            await super().update_weights(info)
+            raise EngineRejected("engine a answered 404 at /update_weights")
+
+    engine = Refusing("a")
+    publisher, _ = publisher_of(engine)
+    async with asyncio.timeout(5):
+        with pytest.raises(PublishError, match="404 at /update_weights"):
+            await publisher.publish(7)
+    assert engine.calls.count("update /v7") == 2

@@ -1,0 +1,114 @@
+import fcntl
+import os
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from asyncgrpo.errors import ConfigError
+from asyncgrpo.weights.snapshots import LOCK, PREFIX, SnapshotStore, sweep
+
+
+def test_the_folder_exists_inside_the_block_only(tmp_path: Path) -> None:
+    with SnapshotStore(str(tmp_path)) as store:
+        assert store.folder.parent == tmp_path
+        assert store.folder.name.startswith(PREFIX)
+        assert store.folder.stat().st_mode & 0o777 == 0o700
+        Path(store.path(0)).write_text("weights")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_error_inside_removes_it_too(tmp_path: Path) -> None:
+    with pytest.raises(ZeroDivisionError), SnapshotStore(str(tmp_path)):
+        _ = 1 / 0
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_every_version_has_its_own_file_and_old_ones_go(tmp_path: Path) -> None:
+    with SnapshotStore(str(tmp_path)) as store:
+        paths = [Path(store.path(version)) for version in range(4)]
+        assert len(set(paths)) == 4
+        for path in paths[:3]:  # the last one is asked for, but not written yet
+            path.write_text("weights")
+        store.discard_before(2)
+        assert [path.exists() for path in paths] == [False, False, True, False]
+        store.discard_before(3)
+        store.discard_before(4)
+        assert [path.exists() for path in paths] == [False] * 4
+
+
+def test_a_sweep_removes_only_what_has_no_living_owner(tmp_path: Path) -> None:
+    dead, alien, unlocked = tmp_path / f"{PREFIX}dead", tmp_path / "other-dead", tmp_path / f"{PREFIX}making"
+    for folder in (dead, alien):
+        folder.mkdir()
+        (folder / LOCK).touch()
+        (folder / "version-00000003.safetensors").write_text("weights")
+    unlocked.mkdir()  # its owner is about to write the lock
+    with SnapshotStore(str(tmp_path)) as living:
+        assert not dead.exists(), "starting a run sweeps"
+        dead.mkdir()
+        (dead / LOCK).touch()
+        assert sweep(tmp_path) == [dead]
+        assert living.folder.is_dir()
+        assert unlocked.is_dir()
+        assert alien.is_dir()
+
+
+def test_a_lock_that_another_process_holds_protects(tmp_path: Path) -> None:
+    folder = tmp_path / f"{PREFIX}held"
+    folder.mkdir()
+    script = f"import fcntl, sys; f = open({str(folder / LOCK)!r}, 'w'); fcntl.flock(f, fcntl.LOCK_EX); print('held', "
+    script += "flush=True); sys.stdin.read()"
+    with subprocess.Popen(
+        [sys.executable, "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as holder:
+        assert holder.stdout is not None and holder.stdin is not None
+        assert holder.stdout.readline() == "held\n"
+        assert sweep(tmp_path) == []
+        holder.stdin.close()
+    assert sweep(tmp_path) == [folder]
+
+
+def test_the_lock_is_released_at_the_end(tmp_path: Path) -> None:
+    with SnapshotStore(str(tmp_path)) as store:
+        lock = os.open(store.folder / LOCK, os.O_RDWR)
+        with pytest.raises(BlockingIOError):
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    os.close(lock)
+
+
+def test_too_little_space_names_the_remedies(tmp_path: Path) -> None:
+    with SnapshotStore(str(tmp_path)) as store:
+        store.check_space(1)
+        too_much = shutil.disk_usage(tmp_path).free + 2**30
+        with pytest.raises(ConfigError, match=r"MiB free, and snapshots need .*--shm-size.*weights.shared_memory_dir"):
+            store.check_space(too_much)
+
+
+def test_a_parent_that_is_no_folder_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"weights.shared_memory_dir=.*nowhere is not a folder"):
+        SnapshotStore(str(tmp_path / "nowhere")).__enter__()
+
+
+def test_killing_the_owner_removes_the_folder(tmp_path: Path) -> None:
+    script = (
+        "import sys, time\n"
+        "from asyncgrpo.weights.snapshots import SnapshotStore\n"
+        "store = SnapshotStore(sys.argv[1]).__enter__()\n"
+        "open(store.path(3), 'w').write('weights')\n"
+        "print(store.folder, flush=True)\n"
+        "time.sleep(1000)\n"
+    )
+    with subprocess.Popen([sys.executable, "-c", script, str(tmp_path)], stdout=subprocess.PIPE, text=True) as owner:
+        assert owner.stdout is not None
+        folder = Path(owner.stdout.readline().strip())
+        assert (folder / "version-00000003.safetensors").read_text() == "weights"
+        owner.kill()
+    until = time.monotonic() + 5
+    while folder.exists() and time.monotonic() < until:
+        time.sleep(0.02)
+    assert not folder.exists()
