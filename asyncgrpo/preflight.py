@@ -58,12 +58,14 @@ def prepare(
     check_parameters(functions, set(checked_rows.column_names) - {config.data.prompt_column})
     tokenizer = load_tokenizer(config) if tokenizer is None else tokenizer
     prompts = PromptStream(checked_rows, tokenizer, config)
+    steps = total_steps(config, prompts.prompts_per_epoch)
+    training = config.training.model_copy(update={"max_steps": steps})  # schedules need the length
     return Job(
-        config=config,
+        config=config.model_copy(update={"training": training}),
         prompts=prompts,
         rewards=functions,
         tokenizer=tokenizer,
-        total_steps=total_steps(config, prompts.prompts_per_epoch),
+        total_steps=steps,
     )
 
 

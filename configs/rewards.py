@@ -8,7 +8,8 @@ def repeats_numbers(completions, answer, **columns):
 
     The share is of the longer list, so neither silence nor going on for ever helps.
     """
-    return [_overlap(_numbers(_text(completion)), list(numbers)) for completion, numbers in zip(completions, answer, strict=True)]
+    found = [_numbers(_text(completion)) for completion in completions]
+    return [_overlap(numbers, wanted) for numbers, wanted in zip(found, answer, strict=True)]
 
 
 def gsm8k_correct(completions, answer, **columns):

@@ -24,7 +24,8 @@ def add(commands: Any) -> None:
     parser.set_defaults(run=run)
 
 
-def run(path: str | None, overrides: Sequence[str]) -> int:
+def run(arguments: argparse.Namespace, overrides: Sequence[str]) -> int:
     """Print the configuration. Raises ConfigError."""
+    path = arguments.config
     print(render_config(load_config(path, overrides), docs=path is None), end="")
     return 0

@@ -14,7 +14,7 @@ from importlib.metadata import version
 from asyncgrpo.cli import config, doctor, train
 from asyncgrpo.errors import AsyncGRPOError
 
-_OPTIONS = {"-h", "--help", "--version"}
+_OPTIONS = {"-h", "--help", "--version", "--quick"}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -22,7 +22,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     words, overrides = separate(sys.argv[1:] if argv is None else argv)
     try:
         arguments = build_parser().parse_args(words)
-        code: int = arguments.run(arguments.config, overrides)
+        code: int = arguments.run(arguments, overrides)
         return code
     except AsyncGRPOError as error:
         for line in str(error).splitlines():

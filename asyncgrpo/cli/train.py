@@ -27,9 +27,9 @@ def add(commands: Any) -> None:
     parser.set_defaults(run=run)
 
 
-def run(path: str, overrides: Sequence[str]) -> int:
+def run(arguments: argparse.Namespace, overrides: Sequence[str]) -> int:
     """Load the configuration and train. Raises AsyncGRPOError."""
-    loaded = load_config(path, overrides)
+    loaded = load_config(arguments.config, overrides)
 
     from asyncgrpo.launch import run_training
 

@@ -16,7 +16,7 @@ import contextlib
 import logging
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import torch
@@ -131,6 +131,14 @@ class Learner:
             tensors = export_tensors(self._loaded.model)
             size = write_safetensors(path, tensors, export_dtype(self.config), {"format": "pt"})
         return Snapshot(version=version, path=path, bytes=size, seconds=time.perf_counter() - started)
+
+    @contextlib.contextmanager
+    def exported(self, perturbation: int | None = None) -> Iterator[dict[str, Tensor]]:
+        """The policy in memory, for transports without files: checkpoint names to tensors of the engines' type."""
+        dtype = export_dtype(self.config)
+        with self._perturbed(perturbation):
+            tensors = export_tensors(self._loaded.model)
+            yield {name: tensor.to(dtype) if tensor.is_floating_point() else tensor for name, tensor in tensors.items()}
 
     def save_model(self, directory: str) -> None:
         """Save model (adapters merged) and tokenizer in Hugging Face format."""

@@ -29,7 +29,7 @@ from asyncgrpo.testing import fake_answers
 from asyncgrpo.testing.fake_core import EngineDead, FakeCore, Script
 from asyncgrpo.testing.fake_model import FakeModel
 from asyncgrpo.testing.fake_routes import Call, Routes, never
-from asyncgrpo.testing.faults import Fault, FaultPlan, plan_from_json
+from asyncgrpo.testing.faults import GENERATE, Fault, FaultPlan, plan_from_json
 from asyncgrpo.weights.vllm_plugin import BACKEND
 
 
@@ -61,6 +61,8 @@ class FakeEngine:
         self.folder = str(folder)
         self.host, self.port = host, port
         self.requests: list[Call] = []
+        self.answers: dict[str, dict[str, Any]] = {}
+        """What was sent for each request id that was answered with 200."""
         self.faults = faults or FaultPlan()
         self._core_settings: dict[str, Any] = dict(
             script=script,
@@ -125,7 +127,10 @@ class FakeEngine:
         if handler is None:
             return web.json_response({"error": {"message": "Not Found", "type": "NotFoundError"}}, status=404)
         try:
-            return await handler(call)
+            response = await handler(call)
+            if request.path == GENERATE:
+                self.answers[body["request_id"]] = json.loads(response.text or "")
+            return response
         except EngineDead:
             return fake_answers.error(500, "EngineCore encountered an issue. See stack trace for the root cause.")
         except fake_answers.BadRequest as error:

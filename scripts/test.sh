@@ -1,0 +1,12 @@
+#!/usr/bin/env bash
+# The whole check, as CI runs it: environment, style, types, layers, tests. Arguments go to pytest;
+# `scripts/test.sh -m "not vllm"` leaves out the tests that start a real vLLM server (minutes).
+set -euo pipefail
+cd "$(dirname "$0")/.."
+scripts/setup.sh
+bin=${ASYNCGRPO_VENV:-.venv}/bin
+"$bin/ruff" check .
+"$bin/ruff" format --check .
+"$bin/mypy"
+"$bin/lint-imports" >/dev/null || "$bin/lint-imports"
+exec "$bin/python" -m pytest "$@"

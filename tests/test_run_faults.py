@@ -1,0 +1,216 @@
+"""What goes wrong in a run ends it soon, with the error that says why, or does not end it at all; nothing is left."""
+
+import asyncio
+import os
+import signal
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from run_cases import Run, children, lengths, make_job, mean_token, opened, rows, run_config
+
+from asyncgrpo.errors import (
+    AsyncGRPOError,
+    EngineError,
+    EngineUnavailable,
+    LearnerError,
+    PublishError,
+    RewardError,
+    StallError,
+)
+from asyncgrpo.orchestrator import Orchestrator
+from asyncgrpo.testing.fake_engine import FakeEngine
+from asyncgrpo.testing.faults import GENERATE, UPDATE, Fault, FaultPlan
+
+NO_PROBE = {"weights": {"probe": False}}
+SHORT_ONLY = rows(short=6, long=0)
+
+
+def merged(*parts: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    result: dict[str, dict[str, Any]] = {}
+    for part in parts:
+        for name, values in part.items():
+            result[name] = result.get(name, {}) | values
+    return result
+
+
+@asynccontextmanager
+async def faulty(
+    model: Path,
+    folder: Path,
+    *faults: Fault,
+    sections: dict[str, dict[str, Any]] = {},
+    reward: Callable[..., Any] = mean_token,
+    **settings: Any,
+) -> AsyncIterator[tuple[Orchestrator, FakeEngine]]:
+    """A run on an engine with faults; afterwards nothing of the run is left, whatever happened."""
+    before = children()
+    async with asyncio.timeout(60), FakeEngine(model, script=lengths, faults=FaultPlan(*faults), **settings) as engine:
+        job = make_job(run_config(model, folder, [engine.url], **sections), data=SHORT_ONLY, reward=reward)
+        try:
+            async with opened(job) as orchestrator:
+                yield orchestrator, engine
+        finally:
+            await asyncio.sleep(0.05)  # the engine hears of dropped connections
+            assert engine.core.requests == []
+            assert list((folder / "shm").iterdir()) == []
+            assert children() == before
+
+
+async def failure(orchestrator: Orchestrator, kind: type[AsyncGRPOError], *, within: float) -> str:
+    """The message of the error that the run must end with."""
+    begun = time.monotonic()
+    with pytest.raises(AsyncGRPOError) as caught:
+        await orchestrator.run()
+    assert type(caught.value) is kind, repr(caught.value)
+    assert time.monotonic() - begun < within
+    return str(caught.value)
+
+
+async def test_an_engine_that_always_fails_ends_the_run_with_its_words(tiny_model: Path, tmp_path: Path) -> None:
+    fault = Fault("status", text="CUDA error: device-side assert")
+    async with faulty(tiny_model, tmp_path, fault, sections=NO_PROBE) as (run, _):
+        message = await failure(run, EngineError, within=8)
+    assert "8 groups in a row failed" in message
+    assert "CUDA error: device-side assert (attempt 3 of 3)" in message
+
+
+async def test_an_engine_that_fails_the_probe_ends_the_run_with_its_words(tiny_model: Path, tmp_path: Path) -> None:
+    with pytest.raises(EngineUnavailable, match="CUDA error"):
+        async with faulty(tiny_model, tmp_path, Fault("status", text="CUDA error")):
+            pass
+
+
+async def test_an_engine_that_never_answers_is_given_up(tiny_model: Path, tmp_path: Path) -> None:
+    sections = merged(NO_PROBE, {"generation": {"request_timeout": 0.3, "max_attempts": 2, "max_failed_groups": 3}})
+    async with faulty(tiny_model, tmp_path, Fault("hang"), sections=sections) as (run, _):
+        message = await failure(run, EngineError, within=6)
+    assert "3 groups in a row failed" in message
+    assert "within 0.3 s" in message
+
+
+async def test_a_run_that_does_not_move_says_what_it_waits_for(tiny_model: Path, tmp_path: Path) -> None:
+    sections = merged(NO_PROBE, {"buffer": {"stall_timeout": 0.5}})
+    async with faulty(tiny_model, tmp_path, Fault("hang"), sections=sections) as (run, _):
+        message = await failure(run, StallError, within=4)
+    assert message.startswith("step 1: waiting for groups took longer than 0.5 s (buffer.stall_timeout)")
+    assert "[0, 1, 2, 3, 4, 5, 6, 7]" in message
+
+
+@pytest.mark.parametrize("fault", [Fault("hang"), Fault("null_logprob"), Fault("status", status=400)])
+async def test_one_bad_group_is_dropped_and_replaced(fault: Fault, tiny_model: Path, tmp_path: Path) -> None:
+    """Group 1 can never be generated: the run trains all its steps without it."""
+    fault = Fault(fault.kind, status=fault.status, match=lambda body: body["request_id"].split("-")[1] == "1")
+    sections = merged(NO_PROBE, {"generation": {"request_timeout": 0.5, "max_attempts": 1}})
+    async with faulty(tiny_model, tmp_path, fault, sections=sections) as (run, engine):
+        await run.run()
+        assert run.buffer.contract.fates == {"trained": 16, "dropped:failed": 1}
+        assert len({call.body["request_id"].split("-")[1] for call in engine.calls(GENERATE)}) == 17
+    result = Run(tmp_path)
+    assert len(result.steps) == 4
+    assert result.steps[-1]["groups_dropped/failed"] == 1
+    assert 1 not in {row["group_id"] for row in result.trained}
+    assert max(row["staleness_max"] for row in result.trained) <= 1
+
+
+async def test_a_load_that_fails_once_is_repeated(tiny_model: Path, tmp_path: Path) -> None:
+    fault = Fault("status", on=UPDATE, nth=(2,))  # after those of the probe
+    async with faulty(tiny_model, tmp_path, fault) as (run, engine):
+        await run.run()
+        assert len(engine.calls(UPDATE)) == 2 + 3 + 1
+        assert engine.core.version == "0:3"
+        assert engine.core.paused is None
+    assert len(Run(tmp_path).steps) == 4
+
+
+async def test_a_load_that_always_fails_ends_the_run(tiny_model: Path, tmp_path: Path) -> None:
+    fault = Fault("status", on=UPDATE, nth=(2, 3), text="out of memory")
+    async with faulty(tiny_model, tmp_path, fault) as (run, engine):
+        message = await failure(run, PublishError, within=5)
+        assert engine.core.version == "0:0"
+        assert engine.core.paused == "keep", "an engine without whole weights does not go on"
+    assert message.startswith("publish of version 1 to engine-0 failed")
+    assert "out of memory" in message
+
+
+async def test_a_load_that_never_ends_is_given_up(tiny_model: Path, tmp_path: Path) -> None:
+    sections = {"weights": {"publish_timeout": 1.0}}
+    async with faulty(tiny_model, tmp_path, Fault("hang", on=UPDATE, nth=(2,)), sections=sections) as (run, _):
+        message = await failure(run, PublishError, within=5)
+    assert "publish of version 1 to engine-0" in message
+
+
+@pytest.mark.slow
+async def test_a_killed_learner_ends_the_run(tiny_model: Path, tmp_path: Path) -> None:
+    sections = {"learner": {"mode": "process"}}
+    async with faulty(tiny_model, tmp_path, sections=sections, token_seconds=0.05) as (run, _):
+        running = asyncio.create_task(run.run())
+        await asyncio.sleep(0.2)
+        os.kill(run.session.learner.pids[0], signal.SIGKILL)
+        killed = time.monotonic()
+        with pytest.raises(LearnerError, match=r"ended with signal SIGKILL; last lines of .*learner-rank0\.log"):
+            await running
+        assert time.monotonic() - killed < 5
+
+
+async def test_a_reward_that_raises_ends_the_run(tiny_model: Path, tmp_path: Path) -> None:
+    def picky(prompts: list[str], **_: Any) -> list[float]:
+        if prompts[0] == "s3":
+            raise KeyError("answer")
+        return [0.0] * len(prompts)
+
+    async with faulty(tiny_model, tmp_path, reward=picky) as (run, _):
+        message = await failure(run, RewardError, within=5)
+    assert message == "reward function 'picky', prompt 0-3: KeyError: 'answer'"
+
+
+async def test_a_reward_that_hangs_ends_the_run(tiny_model: Path, tmp_path: Path) -> None:
+    released = asyncio.Event()
+
+    async def sleepy(prompts: list[str], **_: Any) -> list[float]:
+        await asyncio.sleep(30)
+        return [0.0] * len(prompts)
+
+    from asyncgrpo.rewards.functions import from_callables
+
+    async with asyncio.timeout(30), FakeEngine(tiny_model, script=lengths) as engine:
+        from dataclasses import replace
+
+        job = make_job(run_config(tiny_model, tmp_path, [engine.url], **NO_PROBE), data=SHORT_ONLY)
+        async with opened(replace(job, rewards=from_callables(sleepy, timeout=0.3))) as run:
+            message = await failure(run, RewardError, within=5)
+    released.set()
+    assert message.endswith("took longer than its timeout of 0.3 s")
+
+
+async def test_stopping_finishes_the_step_in_hand(tiny_model: Path, tmp_path: Path) -> None:
+    async with faulty(tiny_model, tmp_path, token_seconds=0.02) as (run, engine):
+        running = asyncio.create_task(run.run())
+        while run.steps_done < 1:  # noqa: ASYNC110
+            await asyncio.sleep(0.005)
+        run.stop.set()
+        await running
+        assert run.steps_done in (1, 2)
+        assert engine.core.paused is None
+    result = Run(tmp_path)
+    assert len(result.steps) == run.steps_done
+    assert {row["fate"] for row in result.untrained} <= {"dropped:run_ended"}
+
+
+async def test_cancelling_a_run_leaves_nothing(tiny_model: Path, tmp_path: Path) -> None:
+    async with faulty(tiny_model, tmp_path, token_seconds=0.05) as (run, _):
+        running = asyncio.create_task(run.run())
+        await asyncio.sleep(0.3)
+        running.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await running
+
+
+async def test_an_engine_without_metrics_is_not_in_the_way(tiny_model: Path, tmp_path: Path) -> None:
+    """Counting tokens is for the record: an engine that does not answer /metrics trains all the same."""
+    async with faulty(tiny_model, tmp_path, Fault("status", on="/metrics", status=503)) as (run, _):
+        await run.run()
+    assert len(Run(tmp_path).steps) == 4

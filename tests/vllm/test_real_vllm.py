@@ -1,0 +1,157 @@
+"""The same contract that the fake engine keeps, against real vLLM servers; and a whole run on one.
+
+Slow by nature: a server takes half a minute to start. Two models, since a tied head is where vLLM's CPU build fails.
+"""
+
+import asyncio
+import itertools
+import json
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+import pyarrow.parquet as pq
+import pytest
+
+from asyncgrpo.config import RunConfig
+from asyncgrpo.config.loading import load_config
+from asyncgrpo.config.resolve import Machine, resolve
+from asyncgrpo.errors import EngineError
+from asyncgrpo.generation.client import EngineClient
+from asyncgrpo.generation.server import EngineSpec, ManagedEngine, engine_specs
+from asyncgrpo.launch import run_training
+from asyncgrpo.learning.client import LearnerClient
+from asyncgrpo.testing import contract
+from asyncgrpo.testing.tiny import addition_rows, make_tiny_model, write_rows
+from asyncgrpo.types import Completion
+from asyncgrpo.weights.probe import probe
+from asyncgrpo.weights.publisher import Publisher
+from asyncgrpo.weights.shared_memory import SharedMemoryTransport
+from asyncgrpo.weights.snapshots import SnapshotStore
+from asyncgrpo.weights.vllm_plugin import BACKEND
+
+pytestmark = [pytest.mark.vllm, pytest.mark.slow]
+
+Check = Callable[[str, Path], Awaitable[None]]
+CONFIG = {
+    "engines": {"devices": ["cpu"], "dtype": "float32", "enforce_eager": True, "max_model_len": 512},
+    "learner": {"mode": "inline", "devices": ["cpu"]},
+}
+
+
+@dataclass(frozen=True)
+class Served:
+    spec: EngineSpec
+    folder: Path
+    config: RunConfig
+
+
+@contextmanager
+def serving(config: RunConfig, folder: Path, logs: Path) -> Iterator[Served]:
+    """A healthy vLLM server, which is gone afterwards with everything it started."""
+    engine = ManagedEngine(engine_specs(config, str(folder), logs, BACKEND)[0])
+    with asyncio.Runner() as runner:
+        runner.run(engine.start())
+        try:
+            runner.run(until_healthy(engine, config))
+            yield Served(engine.spec, folder, config)
+        finally:
+            runner.run(engine.stop())
+    assert not [process for process in psutil.Process().children(recursive=True) if process.name().startswith("VLLM")]
+
+
+async def until_healthy(engine: ManagedEngine, config: RunConfig) -> None:
+    async with asyncio.timeout(300), EngineClient(engine.spec.url, "engine", config, contract.INCARNATION) as client:
+        died = asyncio.create_task(engine.watch())
+        while not died.done():
+            try:
+                await client.health()
+            except EngineError:
+                await asyncio.wait({died}, timeout=0.5)
+            else:
+                died.cancel()
+                return
+        await died
+
+
+@pytest.fixture(scope="module", params=["tied qwen2", "untied llama"])
+def served(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    tied, architecture = request.param.split()
+    folder = make_tiny_model(tmp_path_factory.mktemp("model"), tied=tied == "tied", architecture=architecture)
+    config = resolved(folder)
+    with serving(config, folder, tmp_path_factory.mktemp("logs")) as engine:
+        yield engine
+
+
+@pytest.mark.parametrize("check", contract.CHECKS, ids=lambda check: check.__name__)
+async def test_vllm_keeps_the_contract(check: Check, served: Served) -> None:
+    async with asyncio.timeout(180):
+        await check(served.spec.url, served.folder)
+
+
+async def test_probe_agrees_after_large_changes(served: Served, tmp_path: Path) -> None:
+    """Perturbed weights and the first ones again, through our plugin: engine and learner within 1e-3 nats."""
+    learner = LearnerClient(served.config, tmp_path)
+    async with asyncio.timeout(180), EngineClient(served.spec.url, "engine", served.config, 0) as client:
+        await learner.start()
+        with SnapshotStore("/dev/shm") as store:
+            transport = SharedMemoryTransport(store, learner)
+            publisher = Publisher(transport, [client], incarnation=0, timeout=60)
+            await publisher.connect()
+            numbers = itertools.count()
+
+            async def sample(engine: str, prompt: tuple[int, ...]) -> Completion:
+                return await client.generate(prompt, f"probe-{next(numbers)}", max_tokens=24)
+
+            prompts = [(20 + i, 13, 23, 31) for i in range(4)]
+            agreements = await probe(publisher, learner, sample, ["engine"], prompts, tolerance=1e-3)
+        await learner.stop()
+    assert [agreement.weights for agreement in agreements] == ["perturbed weights", "version 0"]
+    assert max(agreement.max for agreement in agreements) < 1e-3
+
+
+def test_a_run_trains_on_a_real_server(tmp_path: Path) -> None:
+    """Managed engine, learner process, CLI's own path; then vLLM serves the final model with its log-probabilities."""
+    folder = make_tiny_model(tmp_path / "model", tied=True, architecture="llama")
+    write_rows(tmp_path / "rows.jsonl", addition_rows(16))
+    (tmp_path / "rewards.py").write_text(
+        "def short(completions, **columns):\n    return [-len(c) for c in completions]\n"
+    )
+    config = tmp_path / "run.yaml"
+    config.write_text(
+        json.dumps(
+            {
+                "run": {"output_dir": str(tmp_path / "run")},
+                "model": {"path": str(folder)},
+                "data": {"dataset": str(tmp_path / "rows.jsonl")},
+                "rewards": [{"path": f"{tmp_path}/rewards.py:short"}],
+                "generation": {"num_generations": 4, "max_completion_length": 24},
+                "engines": {**CONFIG["engines"], "max_model_len": 128},
+                "training": {"max_steps": 4, "groups_per_step": 2, "learning_rate": 1e-3, "num_iterations": 2},
+                "learner": {"devices": ["cpu"]},
+            }
+        )
+    )
+    assert run_training(load_config(config)) == 0
+    steps = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert [step["step"] for step in steps] == [1, 2, 3, 4]
+    assert max(step["staleness_max"] for step in steps) <= 1
+    assert steps[0]["learner/ratio/first_update_max_deviation"] == 0
+    assert steps[0]["learner/ratio/last_update_max_deviation"] > 0
+    # An engine that served other weights than it said would show here, as nats.
+    assert max(abs(step["policy_kl_nats/behaviour_proximal"]) for step in steps if step["staleness_max"] == 0) < 1e-3
+    rows = pq.read_table(tmp_path / "run" / "rollouts" / "step_000004.parquet").to_pylist()
+    assert len(rows) == 8
+    assert {row["fate"] for row in rows} == {"trained"}
+    assert not psutil.Process().children(recursive=True)
+
+    final = tmp_path / "run" / "final_model"
+    with serving(resolved(final), final, tmp_path) as engine:
+        asyncio.run(contract.check_logprobs(engine.spec.url, final))
+
+
+def resolved(folder: Path) -> RunConfig:
+    config = RunConfig.model_validate({**CONFIG, "model": {"path": str(folder)}})
+    return resolve(config, Machine(cores=(0,), gpus=(), fast_bf16=False))
