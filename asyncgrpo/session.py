@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 
@@ -156,12 +156,8 @@ async def _until_healthy(client: EngineClient, owner: ManagedEngine | None) -> N
         await asyncio.gather(died, return_exceptions=True)
 
 
-def _late(owner: ManagedEngine) -> type[EngineStartError]:
-    class Late(EngineStartError):
-        def __str__(self) -> str:
-            return f"{super().__str__()} (engines.startup_timeout); {owner.log_tail()}"
-
-    return Late
+def _late(owner: ManagedEngine) -> Callable[[str], EngineStartError]:
+    return lambda what: EngineStartError(f"{what} (engines.startup_timeout); {owner.log_tail()}")
 
 
 async def prove_weights(session: Session) -> list[Agreement]:

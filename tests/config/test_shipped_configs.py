@@ -1,0 +1,37 @@
+"""Every configuration in configs/ loads, and its rewards do what they say."""
+
+from pathlib import Path
+
+import pytest
+
+from asyncgrpo.config.loading import load_config
+from asyncgrpo.config.resolve import Machine, resolve
+from asyncgrpo.rewards.importing import from_config, import_function
+
+CONFIGS = sorted(Path(__file__).parents[2].joinpath("configs").glob("*.yaml"))
+
+
+@pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.name)
+def test_loads_and_its_rewards_exist(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(path.parents[1])
+    config = load_config(path).config
+    resolved = resolve(config, Machine(cores=(0, 1), gpus=(0, 1), fast_bf16=False))
+    assert "auto" not in (*resolved.engines.devices, *resolved.learner.devices, resolved.engines.dtype)
+    assert [function.name for function in from_config(config.rewards)]
+
+
+def reward(name: str):
+    return import_function(f"{CONFIGS[0].parent}/rewards.py:{name}")
+
+
+def test_repeats_numbers_rewards_neither_silence_nor_length() -> None:
+    score = reward("repeats_numbers")
+    completions = ["3, 8, 1, 5.", "3 8", "", "no", "3, 8, 1, 5, 3, 8, 1, 5", "8, 3, 1, 5"]
+    assert score(completions=completions, answer=[[3, 8, 1, 5]] * 6) == [1.0, 0.0, -1.0, -1.0, 0.0, -1.0]
+    assert score(completions=[[{"role": "assistant", "content": "3,8,1,5"}]], answer=[[3, 8, 1, 5]]) == [1.0]
+
+
+def test_gsm8k_correct_reads_the_last_number() -> None:
+    score = reward("gsm8k_correct")
+    answers = ["so 2 + 2\n#### 1,234"] * 4
+    assert score(completions=["it is 1234", "1,234.0", "12", "none"], answer=answers) == [1.0, 1.0, 0.0, 0.0]
