@@ -59,6 +59,8 @@ def run_job(job: Job, *, config_text: str, engine_module: str = VLLM_MODULE) -> 
         except AsyncGRPOError:
             logger.info("the run failed", exc_info=True)  # for the log file; the caller shows the one line
             raise
+        except asyncio.CancelledError:
+            raise KeyboardInterrupt from None  # a signal that is not to be waited for
         if outcome.steps:
             progress.note(write_summary(folder))
     return outcome
@@ -66,12 +68,13 @@ def run_job(job: Job, *, config_text: str, engine_module: str = VLLM_MODULE) -> 
 
 async def _run(job: Job, folder: RunFolder, progress: Progress, engine_module: str) -> Outcome:
     progress.note(_plan(job, folder))
-    async with _signals(progress) as stop, open_session(job, folder, progress, engine_module) as session:
+    async with _signals(progress) as signals, open_session(job, folder, progress, engine_module) as session:
         with progress.phase("publishing version 0 and proving it"):
             for agreement in await prove_weights(session):
                 progress.note(f"  {agreement}")
         orchestrator = Orchestrator(session)
-        orchestrator.stop = stop
+        orchestrator.stop = signals.stop
+        signals.steps_begin()
         await orchestrator.run()
         if orchestrator.steps_done:
             with progress.phase("saving the model"):
@@ -93,27 +96,39 @@ def _plan(job: Job, folder: RunFolder) -> str:
     )
 
 
-@asynccontextmanager
-async def _signals(progress: Progress) -> AsyncIterator[asyncio.Event]:
-    """SIGINT and SIGTERM set the event: the step in hand is finished. A second one cancels the run at once."""
-    stop, loop = asyncio.Event(), asyncio.get_running_loop()
-    run = asyncio.current_task()
-    assert run is not None
+class _Signals:
+    """While the run starts a signal ends it at once; later the step in hand is finished, and a second one ends it."""
 
-    def on_signal(number: signal.Signals) -> None:
-        if stop.is_set():
-            run.cancel()
+    def __init__(self, progress: Progress, run: asyncio.Task[Any]) -> None:
+        self.stop = asyncio.Event()
+        self._progress, self._run = progress, run
+        self._stepping = False
+
+    def steps_begin(self) -> None:
+        self._stepping = True
+
+    def on_signal(self, number: signal.Signals) -> None:
+        if not self._stepping or self.stop.is_set():
+            self._progress.note(f"{number.name}: stopping")
+            self._run.cancel()
             return
-        stop.set()
-        progress.note(f"{number.name}: stopping after the step in hand; once more stops at once")
+        self.stop.set()
+        self._progress.note(f"{number.name}: stopping after the step in hand; once more stops at once")
 
-    handled: list[Any] = []
-    if threading.current_thread() is threading.main_thread():  # handlers can be set nowhere else
+
+@asynccontextmanager
+async def _signals(progress: Progress) -> AsyncIterator[_Signals]:
+    """Handle SIGINT and SIGTERM inside the block; in a thread, where no handlers can be set, do nothing."""
+    loop, run = asyncio.get_running_loop(), asyncio.current_task()
+    assert run is not None
+    signals = _Signals(progress, run)
+    handled: list[signal.Signals] = []
+    if threading.current_thread() is threading.main_thread():
         handled = [signal.SIGINT, signal.SIGTERM]
     for number in handled:
-        loop.add_signal_handler(number, on_signal, number)
+        loop.add_signal_handler(number, signals.on_signal, number)
     try:
-        yield stop
+        yield signals
     finally:
         for number in handled:
             loop.remove_signal_handler(number)

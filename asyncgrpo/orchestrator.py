@@ -62,6 +62,7 @@ class Orchestrator:
     async def run(self) -> None:
         """Train until the last step, or until `stop` is set. Raises the first error of any part."""
         self.session.progress.watch(self._describe)
+        await self.meter.start()
         services = [engine.watch() for engine in self.session.managed]
         await run_until(self._steps(), self._admissions(), self.session.learner.watch(), *services)
         left = [(group, "run_ended") for group in await self.buffer.drain()]
@@ -119,7 +120,6 @@ class Orchestrator:
     async def _steps(self) -> None:
         """Take, train, publish; one step after the other."""
         session, total = self.session, self.session.job.total_steps
-        await self.meter.start()
         async with asyncio.TaskGroup() as background:
             publishing: asyncio.Task[None] | None = None
             for step in range(1, total + 1):

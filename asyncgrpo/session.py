@@ -12,7 +12,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 
 from asyncgrpo.concurrency import deadline, gather_all
-from asyncgrpo.errors import EngineError, EngineStartError
+from asyncgrpo.errors import EngineError, EngineStartError, PublishError
 from asyncgrpo.generation.client import EngineClient
 from asyncgrpo.generation.pool import EnginePool
 from asyncgrpo.generation.server import VLLM_MODULE, ManagedEngine, engine_specs
@@ -33,6 +33,8 @@ from asyncgrpo.weights.transports import open_transport, transport_backend
 logger = logging.getLogger(__name__)
 
 HEALTH_POLL_SECONDS = 0.5
+DEATH_SECONDS = 1.0
+"""How long after a failure the end of an engine's process may still be noticed."""
 PROBE_PROMPTS = 4
 PROBE_TOKENS = 16
 PROBE_TOLERANCE = {"float32": 0.01, "bfloat16": 0.15}
@@ -85,6 +87,9 @@ async def open_session(
         )
         if server.url is not None:
             progress.note(f"metrics at {server.url}/metrics, logs in {folder.logs_dir}")
+        if not managed:  # refused now, rather than when the model has loaded
+            await gather_all(*(client.health() for client in clients))
+            await verify_settings(clients, config, backend)
         learner = LearnerClient(config, folder.logs_dir)
         stack.push_async_callback(learner.stop)
         for engine in managed:
@@ -92,7 +97,9 @@ async def open_session(
         names = f"{len(clients)} engine{'s' if len(clients) > 1 else ''}"
         with progress.phase(f"starting {names} and the learner"):
             await gather_all(_start_engines(managed, clients), learner.start())
-        await verify_settings(clients, config, backend)
+        await stack.enter_async_context(_last_words(managed))
+        if managed:
+            await verify_settings(clients, config, backend)
         pool = EnginePool(clients)
         transport = await stack.enter_async_context(open_transport(config, learner))
         publisher = _publisher(job, folder, pool, transport, metrics)
@@ -129,16 +136,14 @@ def _publisher(job: Job, folder: RunFolder, pool: EnginePool, transport: Transpo
 
 
 async def _start_engines(managed: Sequence[ManagedEngine], clients: Sequence[EngineClient]) -> None:
+    """Engines are managed all or none; the running ones of a run without managed engines have been checked."""
     for engine in managed:
         await engine.start()
-    owners: list[ManagedEngine | None] = [*managed, *[None] * (len(clients) - len(managed))]
-    await gather_all(*(_until_healthy(client, owner) for client, owner in zip(clients, owners, strict=True)))
+    await gather_all(*(_until_healthy(client, owner) for client, owner in zip(clients, managed, strict=False)))
 
 
-async def _until_healthy(client: EngineClient, owner: ManagedEngine | None) -> None:
-    """An external engine must be healthy now; a managed one has its startup_timeout, unless its process ends."""
-    if owner is None:
-        return await client.health()
+async def _until_healthy(client: EngineClient, owner: ManagedEngine) -> None:
+    """It has its startup_timeout, unless its process ends."""
     died = asyncio.create_task(owner.watch())
     try:
         async with deadline(owner.spec.startup_timeout, _late(owner), f"start of {client.name}"):
@@ -154,6 +159,27 @@ async def _until_healthy(client: EngineClient, owner: ManagedEngine | None) -> N
     finally:
         died.cancel()
         await asyncio.gather(died, return_exceptions=True)
+
+
+@asynccontextmanager
+async def _last_words(managed: Sequence[ManagedEngine]) -> AsyncIterator[None]:
+    """A dying engine first shows as a failed request or publish; raise the end of its process instead, if it ended."""
+    try:
+        yield
+    except (EngineError, PublishError) as error:
+        if death := await _first_death(managed):
+            raise death from error
+        raise
+
+
+async def _first_death(managed: Sequence[ManagedEngine]) -> BaseException | None:
+    if not managed:
+        return None
+    watches = [asyncio.create_task(engine.watch()) for engine in managed]
+    ended, running = await asyncio.wait(watches, timeout=DEATH_SECONDS, return_when=asyncio.FIRST_COMPLETED)
+    for watch in running:
+        watch.cancel()
+    return next((watch.exception() for watch in ended), None)
 
 
 def _late(owner: ManagedEngine) -> Callable[[str], EngineStartError]:

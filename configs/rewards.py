@@ -4,12 +4,12 @@ import re
 
 
 def repeats_numbers(completions, answer, **columns):
-    """How much of the list of numbers was repeated, in order: 1 exactly right, -1 nothing right.
+    """How much of the list of numbers was repeated, in order and alone: 1 exactly right, -1 nothing right.
 
-    The share is of the longer list, so neither silence nor going on for ever helps.
+    The share is of the longer list, and words count as items, so neither silence nor chatter helps.
     """
-    found = [_numbers(_text(completion)) for completion in completions]
-    return [_overlap(numbers, wanted) for numbers, wanted in zip(found, answer, strict=True)]
+    found = [re.findall(r"\d+|[^\W\d]+", _text(completion)) for completion in completions]
+    return [_overlap(items, [str(number) for number in wanted]) for items, wanted in zip(found, answer, strict=True)]
 
 
 def gsm8k_correct(completions, answer, **columns):
@@ -30,10 +30,6 @@ def _overlap(found, wanted):
 def _text(completion):
     """Conversational prompts give a list with the assistant's message, plain ones a string."""
     return completion if isinstance(completion, str) else completion[-1]["content"]
-
-
-def _numbers(text):
-    return [int(number) for number in re.findall(r"\d+", text)]
 
 
 def _last(text):

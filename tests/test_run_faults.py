@@ -1,6 +1,7 @@
 """What goes wrong in a run ends it soon, with the error that says why, or does not end it at all; nothing is left."""
 
 import asyncio
+import dataclasses
 import os
 import signal
 import time
@@ -22,8 +23,10 @@ from asyncgrpo.errors import (
     StallError,
 )
 from asyncgrpo.orchestrator import Orchestrator
+from asyncgrpo.rewards.functions import from_callables
 from asyncgrpo.testing.fake_engine import FakeEngine
 from asyncgrpo.testing.faults import GENERATE, UPDATE, Fault, FaultPlan
+from asyncgrpo.weights.publisher import INCOMPLETE
 
 NO_PROBE = {"weights": {"probe": False}}
 SHORT_ONLY = rows(short=6, long=0)
@@ -42,14 +45,16 @@ async def faulty(
     model: Path,
     folder: Path,
     *faults: Fault,
-    sections: dict[str, dict[str, Any]] = {},
+    sections: dict[str, dict[str, Any]] | None = None,
     reward: Callable[..., Any] = mean_token,
+    reward_timeout: float = 20.0,
     **settings: Any,
 ) -> AsyncIterator[tuple[Orchestrator, FakeEngine]]:
     """A run on an engine with faults; afterwards nothing of the run is left, whatever happened."""
     before = children()
     async with asyncio.timeout(60), FakeEngine(model, script=lengths, faults=FaultPlan(*faults), **settings) as engine:
-        job = make_job(run_config(model, folder, [engine.url], **sections), data=SHORT_ONLY, reward=reward)
+        job = make_job(run_config(model, folder, [engine.url], **(sections or {})), data=SHORT_ONLY)
+        job = dataclasses.replace(job, rewards=from_callables(reward, timeout=reward_timeout))
         try:
             async with opened(job) as orchestrator:
                 yield orchestrator, engine
@@ -130,7 +135,7 @@ async def test_a_load_that_always_fails_ends_the_run(tiny_model: Path, tmp_path:
     fault = Fault("status", on=UPDATE, nth=(2, 3), text="out of memory")
     async with faulty(tiny_model, tmp_path, fault) as (run, engine):
         message = await failure(run, PublishError, within=5)
-        assert engine.core.version == "0:0"
+        assert engine.core.version == INCOMPLETE
         assert engine.core.paused == "keep", "an engine without whole weights does not go on"
     assert message.startswith("publish of version 1 to engine-0 failed")
     assert "out of memory" in message
@@ -168,21 +173,12 @@ async def test_a_reward_that_raises_ends_the_run(tiny_model: Path, tmp_path: Pat
 
 
 async def test_a_reward_that_hangs_ends_the_run(tiny_model: Path, tmp_path: Path) -> None:
-    released = asyncio.Event()
-
     async def sleepy(prompts: list[str], **_: Any) -> list[float]:
         await asyncio.sleep(30)
         return [0.0] * len(prompts)
 
-    from asyncgrpo.rewards.functions import from_callables
-
-    async with asyncio.timeout(30), FakeEngine(tiny_model, script=lengths) as engine:
-        from dataclasses import replace
-
-        job = make_job(run_config(tiny_model, tmp_path, [engine.url], **NO_PROBE), data=SHORT_ONLY)
-        async with opened(replace(job, rewards=from_callables(sleepy, timeout=0.3))) as run:
-            message = await failure(run, RewardError, within=5)
-    released.set()
+    async with faulty(tiny_model, tmp_path, reward=sleepy, reward_timeout=0.3) as (run, _):
+        message = await failure(run, RewardError, within=5)
     assert message.endswith("took longer than its timeout of 0.3 s")
 
 

@@ -86,8 +86,8 @@ class GenerationSection(Section):
     """Samples per prompt (the group size). At least 2: an advantage needs a comparison."""
     max_completion_length: PositiveInt = 256
     """Most tokens a completion may have."""
-    temperature: PositiveFloat = 1.0
-    """Sampling temperature, applied by engines and learner alike."""
+    temperature: Annotated[float, Field(gt=0.0, le=2.0)] = 1.0
+    """Sampling temperature, applied by engines and learner alike. vLLM takes at most 2."""
     top_p: float = 1.0
     """Only 1.0: truncated sampling needs a correction that this version does not have."""
     top_k: int = 0
@@ -184,7 +184,9 @@ class TrainingSection(Section):
     """AdamW's beta2."""
     adam_epsilon: PositiveFloat = 1e-8
     """AdamW's epsilon."""
-    lr_scheduler_type: str = "constant"
+    lr_scheduler_type: Literal[
+        "constant", "constant_with_warmup", "linear", "cosine", "cosine_with_restarts", "polynomial", "inverse_sqrt"
+    ] = "constant"
     """Schedule, as transformers names it."""
     warmup_steps: NonNegativeInt = 0
     """Optimiser updates until the peak learning rate."""

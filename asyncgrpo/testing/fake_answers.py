@@ -48,8 +48,8 @@ def read_generate(body: Mapping[str, Any], core: FakeCore) -> tuple[tuple[int, .
         )
     if params.get("n", 1) != 1:
         raise BadRequest(f"this fake engine serves n=1 only, got n={params['n']}")
-    if params.get("temperature", 1.0) < 0.0:
-        raise BadRequest(f"temperature must be non-negative, got {params['temperature']}.")
+    if not 0.0 <= params.get("temperature", 1.0) <= 2.0:
+        raise BadRequest(f"temperature must be in [0, 2], got {params['temperature']}.")
     if (params.get("max_tokens") or 1) < 1:
         raise BadRequest(f"max_tokens must be at least 1, got {params['max_tokens']}.")
     if any(request.request_id == request_id for request in core.requests):

@@ -8,6 +8,7 @@ Invariant: an engine resumes only with complete weights under the right name, or
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -19,6 +20,9 @@ from asyncgrpo.errors import EngineError, PublishError
 from asyncgrpo.types import Snapshot, encode_version
 
 logger = logging.getLogger(__name__)
+
+INCOMPLETE = "incomplete"
+"""Name on the wire of weights that were cut short: tokens under it are refused as foreign."""
 
 
 class EngineControl(Protocol):
@@ -128,4 +132,7 @@ class Publisher:
             await self._transport.load(engine, snapshot, wire_version)
         except EngineError as error:
             logger.warning("load of version %d into %s failed, once more: %s", snapshot.version, engine.name, error)
+            # An update that was cut short may still be open, and then no other can start. If none is, this is refused.
+            with contextlib.suppress(EngineError):
+                await engine.finish_weight_update(INCOMPLETE)
             await self._transport.load(engine, snapshot, wire_version)

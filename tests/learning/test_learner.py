@@ -208,7 +208,6 @@ def test_learning_rate_follows_the_schedule_per_update(tied_model: Path) -> None
     ("training", "message"),
     [
         ({"lr_scheduler_type": "cosine", "max_steps": -1}, "needs the number of steps"),
-        ({"lr_scheduler_type": "zigzag"}, "lr_scheduler_type='zigzag'"),
     ],
 )
 def test_schedules_that_cannot_be_are_refused(tied_model: Path, training: dict, message: str) -> None:

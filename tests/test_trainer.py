@@ -1,0 +1,175 @@
+"""The trainer: functions of any kind, models and data of any kind, and the model that it leaves."""
+
+import asyncio
+import os
+import threading
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from run_cases import Run, children, lengths, rows
+
+from asyncgrpo import AsyncGRPOConfig, AsyncGRPOTrainer
+from asyncgrpo.errors import ConfigError, DataError, RunFolderError
+from asyncgrpo.launch import Outcome
+from asyncgrpo.testing.fake_engine import FakeEngine
+
+
+@contextmanager
+def engine_beside(model: Path) -> Iterator[FakeEngine]:
+    """A fake engine on a thread of its own, as a server of its own would be: `train` takes this one."""
+    started: list[FakeEngine] = []
+    ready, done = threading.Event(), threading.Event()
+
+    async def serve() -> None:
+        async with FakeEngine(model, script=lengths) as engine:
+            started.append(engine)
+            ready.set()
+            await asyncio.to_thread(done.wait)
+
+    thread = threading.Thread(target=lambda: asyncio.run(serve()))
+    thread.start()
+    try:
+        assert ready.wait(30)
+        yield started[0]
+    finally:
+        done.set()
+        thread.join()
+
+
+def arguments(folder: Path, engine: FakeEngine, **more: Any) -> AsyncGRPOConfig:
+    (folder / "shm").mkdir()
+    settings: dict[str, Any] = {
+        "output_dir": str(folder / "run"),
+        "vllm_server_base_url": engine.url,
+        "vllm_dtype": "float32",
+        "learner_mode": "inline",
+        "learner_devices": ["cpu"],
+        "num_generations": 2,
+        "groups_per_step": 2,
+        "max_steps": 2,
+        "max_completion_length": 16,
+        "learning_rate": 1e-3,
+        "shared_memory_dir": str(folder / "shm"),
+    }
+    return AsyncGRPOConfig(**settings | more)
+
+
+async def judged(completions: list[str], **_: Any) -> list[float]:
+    await asyncio.sleep(0.001)
+    return [float(len(text) % 3) for text in completions]
+
+
+def test_a_path_closures_and_an_async_reward(tiny_model: Path, tmp_path: Path) -> None:
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    seen: list[str] = []
+
+    def closure(completion_ids: list[list[int]], scale: list[float]) -> list[float]:
+        seen.extend(str(factor) for factor in scale)
+        return [sum(ids) * factor for ids, factor in zip(completion_ids, scale, strict=True)]
+
+    before = children()
+    with engine_beside(tiny_model) as engine:
+        trainer = AsyncGRPOTrainer(
+            str(tiny_model),
+            [closure, lambda completions, **_: [0.5] * len(completions), judged],
+            arguments(tmp_path, engine, reward_weights=[1.0, 2.0, 0.0]),
+            rows(short=6, long=0),
+        )
+        outcome = trainer.train()
+    assert (outcome.steps, outcome.interrupted) == (2, False)
+    assert set(seen) == {"0.01"}
+    run = Run(tmp_path)
+    assert len(run.steps) == 2
+    assert [name for name, _ in run.trained[0]["rewards"]] == ["closure", "reward_2", "judged"]
+    for row in run.trained:
+        assert row["reward"] == pytest.approx(0.01 * sum(row["token_ids"]) + 1.0)
+    folder = outcome.folder.model_dir
+    trained, original = (AutoModelForCausalLM.from_pretrained(path) for path in (folder, tiny_model))
+    pairs = list(zip(trained.parameters(), original.parameters(), strict=True))
+    assert any(not torch.equal(new, old) for new, old in pairs)
+    assert all(torch.isfinite(new).all() for new, _ in pairs)
+    assert AutoTokenizer.from_pretrained(folder).encode("s1") == AutoTokenizer.from_pretrained(tiny_model).encode("s1")
+    config_text = (tmp_path / "run" / "config.yaml").read_text()
+    assert "num_generations: 2" in config_text
+    assert (tmp_path / "run" / "summary.md").read_text().startswith("# run: 2 steps")
+    assert children() == before
+    assert list((tmp_path / "shm").iterdir()) == []
+
+
+def test_a_model_object_and_a_dataset_inside_a_running_loop(tiny_model: Path, tmp_path: Path) -> None:
+    """As in a notebook; the model is saved for the run, and the copy is gone afterwards."""
+    from datasets import Dataset
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    with engine_beside(tiny_model) as engine:
+        trainer = AsyncGRPOTrainer(
+            AutoModelForCausalLM.from_pretrained(tiny_model),
+            judged,
+            arguments(tmp_path, engine, max_staleness=0),
+            Dataset.from_list(rows(short=2, long=0)),
+            AutoTokenizer.from_pretrained(tiny_model),
+        )
+        saved = trainer.job.config.model.path
+        assert os.path.isfile(f"{saved}/model.safetensors")
+
+        async def cell() -> Outcome:
+            return trainer.train()
+
+        outcome = asyncio.run(cell())
+    assert outcome.steps == 2
+    assert not os.path.exists(saved)
+    assert {row["staleness_max"] for row in Run(tmp_path).trained} == {0}
+
+
+async def test_errors_of_the_run_reach_the_caller(tiny_model: Path, tmp_path: Path) -> None:
+    def broken(**_: Any) -> list[float]:
+        raise ZeroDivisionError("oops")
+
+    with engine_beside(tiny_model) as engine:
+        trainer = AsyncGRPOTrainer(str(tiny_model), broken, arguments(tmp_path, engine), rows(short=2, long=0))
+        with pytest.raises(Exception, match=r"reward function 'broken', prompt 0-\d: ZeroDivisionError: oops"):
+            trainer.train()
+    assert list((tmp_path / "shm").iterdir()) == []
+
+
+@pytest.fixture
+async def engine(tiny_model: Path) -> AsyncIterator[FakeEngine]:
+    async with FakeEngine(tiny_model) as engine:
+        yield engine
+
+
+async def test_what_is_wrong_is_said_before_anything_loads(
+    engine: FakeEngine, tiny_model: Path, tmp_path: Path
+) -> None:
+    args, data = arguments(tmp_path, engine), rows()
+    with pytest.raises(ConfigError, match=r"unknown.*'learning_rat'.*did you mean learning_rate"):
+        AsyncGRPOConfig(learning_rat=1.0)
+    with pytest.raises(ConfigError, match=r"per_device_train_batch_size.*groups_per_step"):
+        AsyncGRPOConfig(per_device_train_batch_size=4)
+    with pytest.raises(ConfigError, match="expected a path, a hub name or a transformers model, not int"):
+        AsyncGRPOTrainer(3, judged, args, data)
+    with pytest.raises(ConfigError, match="/nowhere does not exist"):
+        AsyncGRPOTrainer("/nowhere", judged, args, data)
+    with pytest.raises(ConfigError, match="no reward function"):
+        AsyncGRPOTrainer(str(tiny_model), [], args, data)
+    with pytest.raises(ConfigError, match=r"needs 'answer'.*no column"):
+        AsyncGRPOTrainer(str(tiny_model), lambda completions, answer: [0.0], args, data)
+    with pytest.raises(DataError, match="prompt"):
+        AsyncGRPOTrainer(str(tiny_model), judged, args, [{"question": "1+1"}])
+    (tmp_path / "run" / "x").mkdir(parents=True)
+    with pytest.raises(RunFolderError, match=r"exists; choose another run.output_dir"):
+        AsyncGRPOTrainer(str(tiny_model), judged, args, data)
+    assert engine.requests == []
+
+
+async def test_a_model_object_needs_its_tokenizer(engine: FakeEngine, tiny_model: Path, tmp_path: Path) -> None:
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(tiny_model)
+    with pytest.raises(ConfigError, match="its tokenizer must be given as processing_class"):
+        AsyncGRPOTrainer(model, judged, arguments(tmp_path, engine), rows())
