@@ -55,6 +55,8 @@ class Orchestrator:
             )
         )
         self.meter = StepMeter(session, self.buffer.contract)
+        session.metrics.buffer_groups.set_function(lambda: self.buffer.contract.buffered)
+        session.metrics.buffer_slots_held.set_function(lambda: self.buffer.contract.slots_held)
         self.steps_done = 0
         self._dropped: list[tuple[Group, str]] = []  # since the last step, for the record
         self._failures_in_a_row = 0
@@ -140,6 +142,8 @@ class Orchestrator:
                         with session.learner_time.during("snapshot"):
                             snapshot = await session.publisher.prepare(new_version)
                         publishing = background.create_task(self._publish(snapshot), name=f"publish {new_version}")
+                        if session.publisher.holds_learner:
+                            await publishing
                     await self._record(step, version, groups, batch, report, await self.meter.step_measures())
                 self.steps_done = step
                 if self.stop.is_set():

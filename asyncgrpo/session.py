@@ -10,12 +10,13 @@ import logging
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 
 from asyncgrpo.concurrency import deadline, gather_all
 from asyncgrpo.errors import EngineError, EngineStartError, PublishError
 from asyncgrpo.generation.client import EngineClient
 from asyncgrpo.generation.pool import EnginePool
-from asyncgrpo.generation.server import VLLM_MODULE, ManagedEngine, engine_specs
+from asyncgrpo.generation.server import VLLM_MODULE, EngineSpec, ManagedEngine, engine_specs
 from asyncgrpo.generation.verify import verify_settings
 from asyncgrpo.learning.client import LearnerClient
 from asyncgrpo.observe.metrics import GENERATION_STATES, LEARNER_STATES, RunMetrics
@@ -66,22 +67,12 @@ async def open_session(
         backend = transport_backend(config)
         specs = engine_specs(config, config.model.path, folder.logs_dir, backend, engine_module)
         managed = [ManagedEngine(spec) for spec in specs]
-        addresses = [(spec.name, spec.url) for spec in specs] + [
-            (f"engine-{index}", url) for index, url in enumerate(config.engines.urls, start=len(specs))
-        ]
         clients = [
             await stack.enter_async_context(EngineClient(url, name, config, folder.incarnation))
-            for name, url in addresses
+            for name, url in _addresses(specs, config.engines.urls)
         ]
         learner_time, generation_time = TimeAccount(LEARNER_STATES), TimeAccount(GENERATION_STATES)
-        metrics = RunMetrics(
-            info={"run": folder.path.name, "model": config.model.path},
-            target_steps=job.total_steps,
-            slots=config.slots,
-            engines=[client.name for client in clients],
-            rewards=[function.name for function in job.rewards],
-            learner=learner_time,
-        )
+        metrics = _metrics(job, folder, clients, learner_time)
         server = await stack.enter_async_context(
             MetricsServer(metrics.registry, config.observe.metrics_host, config.observe.metrics_port)
         )
@@ -117,6 +108,26 @@ async def open_session(
             learner_time=learner_time,
             generation_time=generation_time,
         )
+
+
+def _addresses(specs: Sequence[EngineSpec], urls: Sequence[str]) -> list[tuple[str, str]]:
+    """Name and URL of every engine, managed ones first."""
+    external = [(f"engine-{index}", url) for index, url in enumerate(urls, start=len(specs))]
+    return [(spec.name, spec.url) for spec in specs] + external
+
+
+def _metrics(job: Job, folder: RunFolder, clients: Sequence[EngineClient], learner_time: TimeAccount) -> RunMetrics:
+    metrics = RunMetrics(
+        info={"run": folder.path.name, "model": job.config.model.path},
+        target_steps=job.total_steps,
+        slots=job.config.slots,
+        engines=[client.name for client in clients],
+        rewards=[function.name for function in job.rewards],
+        learner=learner_time,
+    )
+    for client in clients:
+        metrics.requests_in_flight.labels(client.name).set_function(partial(getattr, client, "open_requests"))
+    return metrics
 
 
 def _publisher(job: Job, folder: RunFolder, pool: EnginePool, transport: Transport, metrics: RunMetrics) -> Publisher:

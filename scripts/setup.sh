@@ -26,8 +26,9 @@ echo "setup: making $venv with $("$python" --version) for $kind (a few minutes t
 started=$SECONDS
 rm -f "$stamp"
 [ -x "$venv/bin/python" ] || "$python" -m venv "$venv"
-pip() { "$venv/bin/python" -m pip --disable-pip-version-check --quiet "$@"; }
+pip() { echo "setup: pip $*"; "$venv/bin/python" -m pip --disable-pip-version-check -qq "$@"; }
 
+pip install --upgrade pip   # the one that Python brings may take minutes to resolve this many packages
 if [ "$kind" = gpu ]; then
   pip install -e '.[vllm,dev]'
 else

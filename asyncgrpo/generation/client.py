@@ -42,6 +42,8 @@ class EngineClient:
     ) -> None:
         self.url = url.rstrip("/")
         self.name = name
+        self.open_requests = 0
+        """Generate requests without an answer yet."""
         self._generation = config.generation
         self._control_timeout = config.engines.control_timeout
         self._publish_timeout = config.weights.publish_timeout
@@ -81,10 +83,14 @@ class EngineClient:
             "sampling_params": self._sampling_params(max_tokens, temperature),
             "stream": False,
         }
-        started_at = time.monotonic()
-        answer = await self._send(
-            self._requests, "POST", GENERATE, self._generation.request_timeout, body=body, what=f"request {request_id}"
-        )
+        timeout, started_at = self._generation.request_timeout, time.monotonic()
+        self.open_requests += 1
+        try:
+            answer = await self._send(
+                self._requests, "POST", GENERATE, timeout, body=body, what=f"request {request_id}"
+            )
+        finally:
+            self.open_requests -= 1
         return parse_completion(
             answer,
             engine=self.name,

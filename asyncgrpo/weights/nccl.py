@@ -23,6 +23,7 @@ class NcclSender(Protocol):
 
 class NcclTransport:
     backend = "nccl"
+    holds_learner = True
 
     def __init__(self, learner: NcclSender) -> None:
         self._learner = learner

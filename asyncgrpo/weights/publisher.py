@@ -46,6 +46,8 @@ class Transport(Protocol):
 
     backend: str
     """Name of vLLM's worker-side engine."""
+    holds_learner: bool
+    """Weights leave the learner while an engine loads them, so no step may train meanwhile."""
 
     async def connect(self, engines: Sequence[EngineControl]) -> None:
         """Once, before the first version."""
@@ -90,6 +92,10 @@ class Publisher:
         self._timeout = timeout
         self._turns = asyncio.Semaphore(concurrency)
         self._on_served = on_served
+
+    @property
+    def holds_learner(self) -> bool:
+        return self._transport.holds_learner
 
     async def connect(self) -> None:
         await self._transport.connect(self._engines)

@@ -17,6 +17,7 @@ class SnapshotWriter(Protocol):
 
 class SharedMemoryTransport:
     backend = BACKEND
+    holds_learner = False
 
     def __init__(self, store: SnapshotStore, learner: SnapshotWriter) -> None:
         self._store = store

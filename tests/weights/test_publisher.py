@@ -59,6 +59,7 @@ class PathTransport:
     """Loads as the shared-memory transport does, from paths that need not exist."""
 
     backend = "paths"
+    holds_learner = False
 
     def __init__(self, log: list[str]) -> None:
         self._log = log

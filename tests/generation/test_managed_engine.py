@@ -126,6 +126,7 @@ def spec_of(tmp_path: Path, *command: str, stop_timeout: float = 4.0) -> EngineS
     )
 
 
+@pytest.mark.slow
 async def test_a_managed_engine_is_started_watched_and_stopped(tiny_model: Path, tmp_path: Path) -> None:
     config = configured()
     (spec,) = engine_specs(config, str(tiny_model), tmp_path, "b", FAKE)

@@ -233,8 +233,10 @@ async def test_cancelling_a_request_ends_it_on_the_engine(tiny_model: Path) -> N
         task = asyncio.create_task(client.generate(PROMPT, "run-0-0-0"))
         while not engine.core.requests:  # noqa: ASYNC110  (the engine has no event for this)
             await asyncio.sleep(0.01)
+        assert client.open_requests == 1
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
+        assert client.open_requests == 0
         while engine.core.requests:  # noqa: ASYNC110
             await asyncio.sleep(0.01)
