@@ -3,29 +3,43 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from typing import Any, TypeVar
 
 T = TypeVar("T")
 
 
 async def run_until(goal: Coroutine[Any, Any, T], *services: Coroutine[Any, Any, Any]) -> T:
-    """Run services while `goal` runs. A service that fails, or merely returns, ends the run with its error."""
+    """Run services while `goal` runs. A service that fails, or merely returns, ends the run with its error.
+
+    Of several errors the earliest is raised: those after it come from the cancelling that it caused.
+    """
+    in_order: list[Exception] = []  # a TaskGroup would put the goal's error last, whenever it was raised
+
+    @contextmanager
+    def noting() -> Iterator[None]:
+        try:
+            yield
+        except Exception as error:
+            in_order.append(error)
+            raise
 
     async def forever(service: Coroutine[Any, Any, Any]) -> None:
-        await service
-        raise RuntimeError(f"{service!r} returned while training was still running")
+        with noting():
+            await service
+            raise RuntimeError(f"{service!r} returned while training was still running")
 
     try:
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(forever(service)) for service in services]
-            result = await goal
+            with noting():
+                result = await goal
             for task in tasks:
                 task.cancel()
         return result
     except BaseExceptionGroup as failures:
-        raise root_cause(failures) from failures
+        raise root_cause(in_order[0] if in_order else failures) from failures
 
 
 def root_cause(error: BaseException) -> BaseException:

@@ -11,6 +11,7 @@
     ├── PublishError           a policy version did not reach an engine
     │   └── ProbeMismatch          engine and learner disagree about the same weights
     ├── RewardError            a reward function raised, timed out or returned nonsense
+    │   └── GroupUnscored          the same, of a function whose `on_error` is `drop_group`
     ├── LearnerError           the learner failed or its process ended
     └── StallError             nothing moved for longer than the configured deadline
 
@@ -62,6 +63,10 @@ class ProbeMismatch(PublishError):
 
 class RewardError(AsyncGRPOError):
     exit_code = 5
+
+
+class GroupUnscored(RewardError):
+    pass
 
 
 class LearnerError(AsyncGRPOError):

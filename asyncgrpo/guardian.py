@@ -1,9 +1,12 @@
 """Runs one command and takes down everything it started when the orchestrator goes away, however it goes.
 
-    python -m asyncgrpo.guardian --lifeline FD [--grace S] [--remove DIR]... [-- COMMAND ...]
+    python -m asyncgrpo.guardian --parent PID --lifeline FD [--grace S] [--remove DIR]... [-- COMMAND ...]
 
-The orchestrator holds the other end of the lifeline, a pipe: the kernel closes it even on kill -9. The guardian is the
-subreaper of its descendants, so processes that lose their parent or start their own session are found and ended too.
+The orchestrator holds the other end of the lifeline, a pipe: the kernel closes it even on kill -9. A forked child of
+the orchestrator may hold it too, and live on; so the guardian also looks whether the orchestrator is still its parent,
+which it is exactly as long as it lives. The guardian is the subreaper of its descendants, so processes that lose their
+parent or start their own session are found and ended too. A guardian that is killed takes the command along; what that
+had started is then left in the guardian's session, for whoever started the guardian to end (ManagedEngine does).
 It imports only the standard library: it must start fast and stay small.
 """
 
@@ -12,6 +15,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import ctypes
+import functools
 import os
 import select
 import shutil
@@ -26,9 +30,20 @@ POLL_SECONDS = 0.1
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
-def die_with_parent() -> None:
-    """Between fork and exec: have the kernel kill this process when its parent dies."""
+def guardian_command(lifeline: int, *arguments: str) -> list[str]:
+    """Starts a guardian of the calling process. `lifeline` must be passed on to it, and its own session be made.
+
+    -P: our modules and Python's own, whatever lies in the working directory.
+    """
+    options = ["--parent", str(os.getpid()), "--lifeline", str(lifeline)]
+    return [sys.executable, "-P", "-m", "asyncgrpo.guardian", *options, *arguments]
+
+
+def die_with_parent(parent: int) -> None:
+    """Have the kernel kill this process when its parent dies; end it if `parent` has died before that."""
     _libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(1)
 
 
 def descendants(root: int) -> list[int]:
@@ -87,6 +102,7 @@ def reap(child: subprocess.Popen[bytes] | None) -> None:
 
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="asyncgrpo.guardian")
+    parser.add_argument("--parent", type=int, required=True)
     parser.add_argument("--lifeline", type=int, required=True)
     parser.add_argument("--grace", type=float, default=10.0)
     parser.add_argument("--remove", action="append", default=[])
@@ -102,14 +118,13 @@ def main(argv: list[str] | None = None) -> int:
     signal.signal(signal.SIGTERM, stop)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the orchestrator, which then stops us
     _libc.prctl(PR_SET_CHILD_SUBREAPER, 1)
-    child = (
-        subprocess.Popen(args.command, start_new_session=True, preexec_fn=die_with_parent, close_fds=True)
-        if args.command
-        else None
-    )
+    guard = functools.partial(die_with_parent, os.getpid())
+    # A process group of its own, in our session.
+    child = subprocess.Popen(args.command, process_group=0, preexec_fn=guard) if args.command else None
     while not stopping and (child is None or child.poll() is None):
         readable, _, _ = select.select([args.lifeline], [], [], POLL_SECONDS)
-        stopping = stopping or bool(readable)  # nothing is ever written: readable means closed
+        # Nothing is ever written: readable means closed.
+        stopping = stopping or bool(readable) or os.getppid() != args.parent
     end_everything(child, args.grace)
     for folder in args.remove:
         shutil.rmtree(folder, ignore_errors=True)

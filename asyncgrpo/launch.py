@@ -9,7 +9,7 @@ import asyncio
 import logging
 import signal
 import threading
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import ExitStack, asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -30,6 +30,9 @@ from asyncgrpo.session import open_session, prove_weights
 
 logger = logging.getLogger(__name__)
 
+OnStart = Callable[[asyncio.AbstractEventLoop, asyncio.Task[Any]], None]
+"""Gets the loop and the task of a run that starts: cancelling the task ends the run in order."""
+
 INTERRUPTED = 130
 """Exit code of a run that a signal stopped, as shells have it."""
 
@@ -43,19 +46,25 @@ class Outcome:
 
 def run_training(loaded: LoadedConfig, *, engine_module: str = VLLM_MODULE) -> int:
     """Train as configured; progress and summary go to stdout. Returns the exit code. Raises AsyncGRPOError."""
-    outcome = run_job(prepare(loaded.config), config_text=render_config(loaded), engine_module=engine_module)
+    job = prepare(loaded.config)
+    outcome = run_job(job, config_text=render_config(loaded.settled(job.config)), engine_module=engine_module)
     return INTERRUPTED if outcome.interrupted else 0
 
 
-def run_job(job: Job, *, config_text: str, engine_module: str = VLLM_MODULE) -> Outcome:
-    """Run a checked job in this thread, on an event loop of its own."""
+def run_job(
+    job: Job, *, config_text: str, engine_module: str = VLLM_MODULE, on_start: OnStart = lambda loop, run: None
+) -> Outcome:
+    """Run a checked job in this thread, on an event loop of its own, which `on_start` is told.
+
+    A cancelled run ends as by a signal: with KeyboardInterrupt.
+    """
     with ExitStack() as stack:
         folder = stack.enter_context(RunFolder.create(job.config.run.output_dir))
         write_text(folder.config_file, config_text)
         stack.enter_context(setup_logging(folder.log_file, job.config.observe.log_level))
         progress = stack.enter_context(Progress(job.total_steps))
         try:
-            outcome = asyncio.run(_run(job, folder, progress, engine_module))
+            outcome = asyncio.run(_run(job, folder, progress, engine_module, on_start))
         except AsyncGRPOError:
             logger.info("the run failed", exc_info=True)  # for the log file; the caller shows the one line
             raise
@@ -66,7 +75,10 @@ def run_job(job: Job, *, config_text: str, engine_module: str = VLLM_MODULE) -> 
     return outcome
 
 
-async def _run(job: Job, folder: RunFolder, progress: Progress, engine_module: str) -> Outcome:
+async def _run(job: Job, folder: RunFolder, progress: Progress, engine_module: str, on_start: OnStart) -> Outcome:
+    run = asyncio.current_task()
+    assert run is not None
+    on_start(asyncio.get_running_loop(), run)
     progress.note(_plan(job, folder))
     async with _signals(progress) as signals, open_session(job, folder, progress, engine_module) as session:
         with progress.phase("publishing version 0 and proving it"):
@@ -79,6 +91,7 @@ async def _run(job: Job, folder: RunFolder, progress: Progress, engine_module: s
         if orchestrator.steps_done:
             with progress.phase("saving the model"):
                 await session.learner.save_model(str(folder.model_dir))
+                await asyncio.to_thread(job.tokenizer.save_pretrained, str(folder.model_dir))
     return Outcome(folder=folder, steps=orchestrator.steps_done, interrupted=orchestrator.steps_done < job.total_steps)
 
 

@@ -19,7 +19,8 @@ class StepMeter:
     def __init__(self, session: Session, contract: StalenessContract) -> None:
         self._session = session
         self._contract = contract
-        self._tokens_of: dict[str, int] = {}
+        self._last_count: dict[str, int] = {}
+        self._total = 0
         self._step_started = time.monotonic()
         self._tokens_at_step_start = self._tokens_while_training = self._buffered = 0
         self.publish_seconds = 0.0
@@ -66,10 +67,15 @@ class StepMeter:
         return measures
 
     async def _tokens(self) -> int:
-        """Sampled by all engines since they started; one that does not answer counts as it did before."""
+        """Sampled by all engines since the first call. One that does not answer has sampled none; one that starts
+        anew counts from 0 again."""
         for client in self._session.pool.clients:
             try:
-                self._tokens_of[client.name] = await client.generated_tokens()
+                count = await client.generated_tokens()
             except EngineError as error:
                 logger.warning("tokens of %s are not known: %s", client.name, error)
-        return sum(self._tokens_of.values())
+                continue
+            before = self._last_count.get(client.name, count)
+            self._total += count - before if count >= before else count
+            self._last_count[client.name] = count
+        return self._total

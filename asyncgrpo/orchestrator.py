@@ -20,11 +20,12 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections import Counter
 
 from asyncgrpo.buffer.buffer import RolloutBuffer
 from asyncgrpo.buffer.contract import StalenessContract
 from asyncgrpo.concurrency import deadline, run_until
-from asyncgrpo.errors import EngineError, StallError
+from asyncgrpo.errors import EngineError, GroupUnscored, RewardError, StallError
 from asyncgrpo.generation.rollout import generate_group
 from asyncgrpo.learning.batching import make_batch
 from asyncgrpo.meter import StepMeter
@@ -58,8 +59,8 @@ class Orchestrator:
         session.metrics.buffer_groups.set_function(lambda: self.buffer.contract.buffered)
         session.metrics.buffer_slots_held.set_function(lambda: self.buffer.contract.slots_held)
         self.steps_done = 0
-        self._dropped: list[tuple[Group, str]] = []  # since the last step, for the record
-        self._failures_in_a_row = 0
+        self._counted: Counter[str] = Counter()  # drops by fate that /metrics knows of
+        self._failures_in_a_row: Counter[str] = Counter()  # by reason
 
     async def run(self) -> None:
         """Train until the last step, or until `stop` is set. Raises the first error of any part."""
@@ -67,11 +68,10 @@ class Orchestrator:
         await self.meter.start()
         services = [engine.watch() for engine in self.session.managed]
         await run_until(self._steps(), self._admissions(), self.session.learner.watch(), *services)
-        left = [(group, "run_ended") for group in await self.buffer.drain()]
-        if self._dropped or left:
-            await asyncio.to_thread(self._record_untrained, [*self._dropped, *left])
-
-    # --- generation side ---------------------------------------------------------------------------------------------
+        await self.buffer.drain()
+        self._count_drops()
+        if self.config.observe.save_rollouts and (left := self.buffer.collect_dropped()):
+            await asyncio.to_thread(self.session.recorder.write_untrained, left)
 
     async def _admissions(self) -> None:
         """Start a rollout whenever a slot is free."""
@@ -83,18 +83,20 @@ class Orchestrator:
                 rollouts.create_task(self._rollout(group_id, start_version), name=f"rollout {group_id}")
 
     async def _rollout(self, group_id: int, start_version: int) -> None:
-        """One prompt to a scored group in the buffer; or dropped, if its samples cannot be had."""
+        """One prompt to a scored group in the buffer; or dropped, if its samples or rewards cannot be had."""
         prompt, admitted_at = self.session.job.prompts.next(), time.monotonic()
         try:
             completions = await generate_group(prompt, group_id, self.session.pool, self.config)
-        except EngineError as error:
+            self._failures_in_a_row["failed"] = 0
+            samples = await self._score(prompt, completions)
+            self._failures_in_a_row["reward"] = 0
+        except (EngineError, GroupUnscored) as error:
             await self._failed(group_id, prompt.prompt_id, error)
         else:
-            self._failures_in_a_row = 0
             group = Group(
                 group_id=group_id,
                 prompt=prompt,
-                samples=tuple(await self._score(prompt, completions)),
+                samples=tuple(samples),
                 start_version=start_version,
                 admitted_at=admitted_at,
                 entered_at=time.monotonic(),
@@ -108,16 +110,15 @@ class Orchestrator:
         texts = [job.tokenizer.decode(completion.token_ids, skip_special_tokens=True) for completion in completions]
         return await score_group(job.rewards, prompt, completions, texts)
 
-    async def _failed(self, group_id: int, prompt_id: str, error: EngineError) -> None:
-        """One failed group is dropped and replaced; many in a row are the engines' fault and end the run."""
-        self._failures_in_a_row += 1
+    async def _failed(self, group_id: int, prompt_id: str, error: EngineError | GroupUnscored) -> None:
+        """One failed group is dropped and replaced; many in a row are no accident and end the run."""
+        kind, reason = (EngineError, "failed") if isinstance(error, EngineError) else (RewardError, "reward")
+        self._failures_in_a_row[reason] += 1
         logger.warning("group %d (prompt %s) failed: %s", group_id, prompt_id, error)
-        if self._failures_in_a_row >= self.config.generation.max_failed_groups:
-            raise EngineError(f"{self._failures_in_a_row} groups in a row failed; the last: {error}") from error
-        self.session.metrics.groups.labels("dropped_failed").inc()
-        await self.buffer.drop(group_id, "failed")
-
-    # --- training side -----------------------------------------------------------------------------------------------
+        if (failures := self._failures_in_a_row[reason]) >= self.config.generation.max_failed_groups:
+            raise kind(f"{failures} groups in a row failed; the last: {error}") from error
+        await self.buffer.drop(group_id, reason)
+        self._count_drops()
 
     async def _steps(self) -> None:
         """Take, train, publish; one step after the other."""
@@ -143,7 +144,8 @@ class Orchestrator:
                             snapshot = await session.publisher.prepare(new_version)
                         publishing = background.create_task(self._publish(snapshot), name=f"publish {new_version}")
                         if session.publisher.holds_learner:
-                            await publishing
+                            with session.learner_time.during("snapshot"):
+                                await publishing
                     await self._record(step, version, groups, batch, report, await self.meter.step_measures())
                 self.steps_done = step
                 if self.stop.is_set():
@@ -159,13 +161,11 @@ class Orchestrator:
                 await asyncio.wait({taking, stopping}, return_when=asyncio.FIRST_COMPLETED)
             if not taking.done():
                 return None
-            groups, stale = taking.result()
+            groups = taking.result()
         finally:
             taking.cancel()
             stopping.cancel()
             await asyncio.gather(taking, stopping, return_exceptions=True)
-        self._dropped += [(group, "stale") for group in stale]
-        self.session.metrics.groups.labels("dropped_stale").inc(len(stale))
         return groups
 
     def _stalled(self, what: str) -> StallError:
@@ -183,14 +183,13 @@ class Orchestrator:
         logger.info("version %d published: %s", report.version, report)
         await self.buffer.published(self.session.pool.served_version)
 
-    # --- records -----------------------------------------------------------------------------------------------------
-
     async def _record(
         self, step: int, version: int, groups: list[Group], batch: Batch, report: StepReport, measures: StepMeasures
     ) -> None:
         record = step_record(step, groups, version, report, measures)
         self.session.metrics.observe_step(record)
-        dropped, self._dropped = self._dropped, []
+        self._count_drops()
+        dropped = self.buffer.collect_dropped()
 
         def write() -> None:
             self.session.recorder.append_step(record)
@@ -200,10 +199,12 @@ class Orchestrator:
         await asyncio.to_thread(write)
         self.session.progress.step(record)
 
-    def _record_untrained(self, dropped: list[tuple[Group, str]]) -> None:
-        self.session.metrics.groups.labels("dropped_run_ended").inc(sum(why == "run_ended" for _, why in dropped))
-        if self.config.observe.save_rollouts:
-            self.session.recorder.write_untrained(dropped)
+    def _count_drops(self) -> None:
+        """Bring /metrics up to what the contract has dropped."""
+        for fate, count in self.buffer.contract.fates.items():
+            if fate.startswith("dropped:"):
+                new, self._counted[fate] = count - self._counted[fate], count
+                self.session.metrics.groups.labels(fate.replace(":", "_")).inc(new)
 
     def _describe(self) -> str:
         contract = self.buffer.contract

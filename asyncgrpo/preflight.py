@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from asyncgrpo.config import RunConfig
-from asyncgrpo.config.resolve import Machine, resolve
+from asyncgrpo.config.resolve import Machine, locate_model, resolve
 from asyncgrpo.errors import ConfigError
 from asyncgrpo.generation.server import check_ports, check_vllm_installed
 from asyncgrpo.observe.run_folder import check_free
@@ -26,7 +26,7 @@ class Job:
     """A checked run: nothing here is known to be wrong."""
 
     config: RunConfig
-    """Resolved: no `auto` is left."""
+    """Resolved: no `auto` is left, but for the dtype of engines that already run."""
     prompts: PromptStream
     rewards: Sequence[RewardFunction]
     tokenizer: Any
@@ -46,9 +46,9 @@ def prepare(
     `rows`, `rewards` and `tokenizer` are given by Python callers; absent, the configuration names them.
     Raises ConfigError, DataError or RunFolderError, each naming value and remedy.
     """
+    check_model_path(config.model.path)
     config = resolve(config, machine or Machine.here())
     check_free(Path(config.run.output_dir))
-    check_model_path(config.model.path)
     if not config.engines.urls:
         check_vllm_installed()
     check_ports(config)
@@ -78,14 +78,15 @@ def total_steps(config: RunConfig, prompts_per_epoch: int) -> int:
 
 
 def check_model_path(path: str) -> None:
-    """A path that looks like one must exist; a hub name is the learner's to find."""
+    """What is a local path must hold a model; a name on the hub is the learner's to find."""
     if not path:
         raise ConfigError("model.path is not set: name a folder in Hugging Face format, or a model on the hub")
-    looks_local = path.startswith((".", "/", "~")) or path.count("/") != 1
-    folder = Path(path).expanduser()
-    if looks_local and not folder.exists():
+    folder = Path(locate_model(path))
+    if not folder.is_absolute():
+        return
+    if not folder.exists():
         raise ConfigError(f"model.path={path} does not exist (looked in {Path.cwd()})")
-    if folder.is_dir() and not (folder / "config.json").is_file():
+    if not (folder / "config.json").is_file():
         raise ConfigError(f"model.path={path} has no config.json, so it is not a model in Hugging Face format")
 
 

@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from functools import partial
 
 from asyncgrpo.concurrency import deadline, gather_all
-from asyncgrpo.errors import EngineError, EngineStartError, PublishError
+from asyncgrpo.config import RunConfig
+from asyncgrpo.errors import EngineError, EngineStartError, PublishError, StallError
 from asyncgrpo.generation.client import EngineClient
 from asyncgrpo.generation.pool import EnginePool
 from asyncgrpo.generation.server import VLLM_MODULE, EngineSpec, ManagedEngine, engine_specs
@@ -78,13 +79,11 @@ async def open_session(
         )
         if server.url is not None:
             progress.note(f"metrics at {server.url}/metrics, logs in {folder.logs_dir}")
-        if not managed:  # refused now, rather than when the model has loaded
-            await gather_all(*(client.health() for client in clients))
-            await verify_settings(clients, config, backend)
+        if not managed:
+            await _check_running(clients, config, backend)
         learner = LearnerClient(config, folder.logs_dir)
-        stack.push_async_callback(learner.stop)
-        for engine in managed:
-            stack.push_async_callback(engine.stop)
+        transport = await stack.enter_async_context(open_transport(config, learner))
+        stack.push_async_callback(_stop_all, learner, managed)
         names = f"{len(clients)} engine{'s' if len(clients) > 1 else ''}"
         with progress.phase(f"starting {names} and the learner"):
             await gather_all(_start_engines(managed, clients), learner.start())
@@ -92,7 +91,6 @@ async def open_session(
         if managed:
             await verify_settings(clients, config, backend)
         pool = EnginePool(clients)
-        transport = await stack.enter_async_context(open_transport(config, learner))
         publisher = _publisher(job, folder, pool, transport, metrics)
         await publisher.connect()
         yield Session(
@@ -146,6 +144,17 @@ def _publisher(job: Job, folder: RunFolder, pool: EnginePool, transport: Transpo
     )
 
 
+async def _check_running(clients: Sequence[EngineClient], config: RunConfig, backend: str) -> None:
+    """Refuse engines that are not there or run with other settings before the model loads, not after."""
+    await gather_all(*(client.health() for client in clients))
+    await verify_settings(clients, config, backend)
+
+
+async def _stop_all(learner: LearnerClient, managed: Sequence[ManagedEngine]) -> None:
+    """At once, each within its own bound."""
+    await asyncio.gather(learner.stop(), *(engine.stop() for engine in managed))
+
+
 async def _start_engines(managed: Sequence[ManagedEngine], clients: Sequence[EngineClient]) -> None:
     """Engines are managed all or none; the running ones of a run without managed engines have been checked."""
     for engine in managed:
@@ -174,13 +183,15 @@ async def _until_healthy(client: EngineClient, owner: ManagedEngine) -> None:
 
 @asynccontextmanager
 async def _last_words(managed: Sequence[ManagedEngine]) -> AsyncIterator[None]:
-    """A dying engine first shows as a failed request or publish; raise the end of its process instead, if it ended."""
+    """A dying engine first shows as a failed request or publish, a hung one as a wait that was too long. Raise the end
+    of its process instead, if it ended; else add what the engines last said."""
     try:
         yield
-    except (EngineError, PublishError) as error:
+    except (EngineError, PublishError, StallError) as error:
         if death := await _first_death(managed):
             raise death from error
-        raise
+        said = "".join(f"\n{engine.spec.name}: {engine.log_tail()}" for engine in managed)
+        raise type(error)(f"{error}{said}") from error
 
 
 async def _first_death(managed: Sequence[ManagedEngine]) -> BaseException | None:

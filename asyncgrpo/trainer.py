@@ -16,17 +16,17 @@ import os
 import tempfile
 import threading
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from concurrent.futures import Future, wait
+from contextlib import ExitStack, suppress
 from typing import Any
 
-from asyncgrpo.config import RunConfig
 from asyncgrpo.config.flat import AsyncGRPOConfig
-from asyncgrpo.config.loading import LoadedConfig
-from asyncgrpo.config.names import FIELDS
+from asyncgrpo.config.loading import from_python
+from asyncgrpo.config.names import DOTTED
 from asyncgrpo.config.render import render_config
 from asyncgrpo.errors import ConfigError
 from asyncgrpo.generation.server import VLLM_MODULE
-from asyncgrpo.launch import Outcome, run_job
+from asyncgrpo.launch import OnStart, Outcome, run_job
 from asyncgrpo.preflight import prepare
 from asyncgrpo.rewards.functions import from_callables
 
@@ -42,7 +42,7 @@ class AsyncGRPOTrainer:
         reward_funcs: one function or several, plain or async, lambdas and closures included, called with `prompts`,
             `completions`, `completion_ids` and the dataset's columns.
         args: settings; the defaults when absent.
-        train_dataset: a `datasets.Dataset` or a list of rows with a `prompt`. Absent: `args.dataset` names it.
+        train_dataset: a `datasets.Dataset`, a list of rows with a `prompt`, or a path or hub name of rows.
         processing_class: tokenizer; the model's own when absent.
 
     Raises ConfigError, DataError or RunFolderError for what can be known to be wrong before a model loads.
@@ -62,17 +62,29 @@ class AsyncGRPOTrainer:
         self._engine_module = engine_module
         self._owned = ExitStack()
         path = model if isinstance(model, str | os.PathLike) else self._saved(model, processing_class)
-        config = self.args.to_run_config(model={"path": os.fspath(path)})
-        rewards = from_callables(reward_funcs, self.args.reward_weights, self.args.reward_timeout)
-        self.job = prepare(config, rows=train_dataset, rewards=rewards, tokenizer=processing_class)
-        self._config_text = render_config(_from_python(config))
+        sections = {"model": {"path": os.fspath(path)}, **_named(train_dataset)}
+        rows = None if "data" in sections else train_dataset
+        config = self.args.to_run_config(**sections)
+        settings = self.args
+        rewards = from_callables(
+            reward_funcs, settings.reward_weights, settings.reward_timeout, settings.reward_on_error
+        )
+        self.job = prepare(config, rows=rows, rewards=rewards, tokenizer=processing_class)
+        given = {DOTTED[name] for name in settings.model_fields_set if name in DOTTED} | {"model.path", "rewards"}
+        given |= {"data.dataset"} if rows is None else set()
+        self._config_text = render_config(from_python(config, given).settled(self.job.config))
 
     def train(self) -> Outcome:
-        """Run to the last step; progress goes to stdout. Works where an event loop already runs (notebooks), too."""
+        """Run to the last step; progress goes to stdout. Works where an event loop already runs (notebooks), too.
+
+        Interrupted between the first step and the last, it finishes the step in hand, saves and returns. Where a loop
+        already runs, or before the first step, it stops at once and raises KeyboardInterrupt. Nothing is left running.
+        """
         with self._owned:
-            return _outside_a_running_loop(
-                lambda: run_job(self.job, config_text=self._config_text, engine_module=self._engine_module)
-            )
+            return _outside_a_running_loop(self._run)
+
+    def _run(self, on_start: OnStart) -> Outcome:
+        return run_job(self.job, config_text=self._config_text, engine_module=self._engine_module, on_start=on_start)
 
     def _saved(self, model: Any, tokenizer: Any) -> str:
         """Engines and learner load from files: write the model where both find it, until the run has ended."""
@@ -86,27 +98,58 @@ class AsyncGRPOTrainer:
         return folder
 
 
-def _from_python(config: RunConfig) -> LoadedConfig:
-    return LoadedConfig(config=config, sources=dict.fromkeys([*FIELDS, "rewards"], "Python"))
+def _named(dataset: Any) -> dict[str, Any]:
+    """The `data` section of a dataset that is named rather than given."""
+    if dataset is None:
+        raise ConfigError(
+            "train_dataset is missing: give a datasets.Dataset, a list of rows, a JSONL, JSON or Parquet file, "
+            "a folder, or the name of a hub dataset"
+        )
+    return {"data": {"dataset": os.fspath(dataset)}} if isinstance(dataset, str | os.PathLike) else {}
 
 
-def _outside_a_running_loop(run: Callable[[], Outcome]) -> Outcome:
+class _Cancellation:
+    """Ends a run from another thread; also one that has not started yet."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._wanted = False
+        self._started: tuple[asyncio.AbstractEventLoop, asyncio.Task[Any]] | None = None
+
+    def on_start(self, loop: asyncio.AbstractEventLoop, run: asyncio.Task[Any]) -> None:
+        with self._lock:
+            self._started = loop, run
+            if self._wanted:
+                run.cancel()
+
+    def cancel(self) -> None:
+        with self._lock:
+            self._wanted = True
+            if self._started is not None:
+                loop, run = self._started
+                with suppress(RuntimeError):  # the loop is closed: the run has ended
+                    loop.call_soon_threadsafe(run.cancel)
+
+
+def _outside_a_running_loop(run: Callable[[OnStart], Outcome]) -> Outcome:
+    cancellation = _Cancellation()
     try:
         asyncio.get_running_loop()
     except RuntimeError:
-        return run()
-    results: list[Outcome] = []
-    errors: list[BaseException] = []
+        return run(cancellation.on_start)
+    outcome: Future[Outcome] = Future()  # not Thread.join: interrupted, it takes the thread for ended
 
     def target() -> None:
         try:
-            results.append(run())
+            outcome.set_result(run(cancellation.on_start))
         except BaseException as error:  # handed to the caller's thread
-            errors.append(error)
+            outcome.set_exception(error)
 
-    thread = threading.Thread(target=target, name="asyncgrpo")
-    thread.start()
-    thread.join()
-    if errors:
-        raise errors[0]
-    return results[0]
+    threading.Thread(target=target, name="asyncgrpo").start()
+    try:
+        wait([outcome])
+    except BaseException:  # a KeyboardInterrupt: the run must not go on where nobody sees it
+        cancellation.cancel()
+        wait([outcome])
+        raise
+    return outcome.result()

@@ -6,6 +6,7 @@ Prompt ──generation──▶ Completion ──rewards──▶ Sample ┐
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -92,10 +93,14 @@ class Group:
     """Seconds of the orchestrator's monotonic clock."""
 
     @property
+    def oldest_version(self) -> int:
+        """Version of its oldest token: what its staleness counts from."""
+        return min(sample.oldest_version for sample in self.samples)
+
+    @property
     def is_uniform(self) -> bool:
-        """All rewards equal: no advantage, so no gradient."""
-        rewards = [sample.reward for sample in self.samples]
-        return all(reward == rewards[0] for reward in rewards)
+        """No two scored samples differ: no advantage, so no gradient."""
+        return len({sample.reward for sample in self.samples if not math.isnan(sample.reward)}) < 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,16 +144,19 @@ class Snapshot:
     seconds: float
 
 
-def encode_version(incarnation: int, version: int) -> str:
-    """Name of a policy version on the wire. The incarnation tells apart versions retrained after a crash."""
+def encode_version(incarnation: str, version: int) -> str:
+    """Name of a policy version on the wire.
+
+    The incarnation tells apart versions of different runs, and versions retrained after a crash.
+    """
     return f"{incarnation}:{version}"
 
 
-def decode_version(text: str, incarnation: int) -> int:
+def decode_version(text: str, incarnation: str) -> int:
     """Inverse of `encode_version`. Raises ValueError for a foreign name or another incarnation's version."""
     head, _, tail = text.partition(":")
-    if not (head.isdigit() and tail.isdigit()):
+    if not (head and tail.removeprefix("-").isdigit()):
         raise ValueError(f"weight version {text!r} was not published by asyncgrpo")
-    if int(head) != incarnation:
+    if head != incarnation:
         raise ValueError(f"weight version {text!r} belongs to incarnation {head}, this run is {incarnation}")
     return int(tail)

@@ -3,7 +3,7 @@
 # Running it again skips what is done. Arguments go to `asyncgrpo train`, for example --training.max_steps=5.
 set -euo pipefail
 cd "$(dirname "$0")/.."
-scripts/setup.sh
+ASYNCGRPO_EXTRA=cpu scripts/setup.sh
 bin=${ASYNCGRPO_VENV:-.venv}/bin
 run=runs/quickstart
 

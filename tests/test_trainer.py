@@ -1,7 +1,9 @@
 """The trainer: functions of any kind, models and data of any kind, and the model that it leaves."""
 
 import asyncio
+import json
 import os
+import signal
 import threading
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
@@ -12,6 +14,7 @@ import pytest
 from run_cases import Run, children, lengths, rows
 
 from asyncgrpo import AsyncGRPOConfig, AsyncGRPOTrainer
+from asyncgrpo.config.loading import load_config
 from asyncgrpo.errors import ConfigError, DataError, RunFolderError
 from asyncgrpo.launch import Outcome
 from asyncgrpo.testing.fake_engine import FakeEngine
@@ -94,10 +97,72 @@ def test_a_path_closures_and_an_async_reward(tiny_model: Path, tmp_path: Path) -
     assert any(not torch.equal(new, old) for new, old in pairs)
     assert all(torch.isfinite(new).all() for new, _ in pairs)
     assert AutoTokenizer.from_pretrained(folder).encode("s1") == AutoTokenizer.from_pretrained(tiny_model).encode("s1")
-    config_text = (tmp_path / "run" / "config.yaml").read_text()
-    assert "num_generations: 2" in config_text
+    kept = load_config(tmp_path / "run" / "config.yaml")
+    assert kept.config == trainer.job.config
+    sources = {line.split(":")[0].strip(): line.split("# ")[-1] for line in kept_lines(tmp_path)}
+    assert (sources["num_generations"], sources["temperature"]) == ("Python", "default")
+    assert (sources["path"], sources["rewards"]) == ("Python", "Python")
     assert (tmp_path / "run" / "summary.md").read_text().startswith("# run: 2 steps")
     assert children() == before
+    assert list((tmp_path / "shm").iterdir()) == []
+
+
+def kept_lines(folder: Path) -> list[str]:
+    return (folder / "run" / "config.yaml").read_text().splitlines()
+
+
+def test_data_by_path_epochs_and_a_tokenizer_of_ones_own(tiny_model: Path, tmp_path: Path) -> None:
+    from transformers import AutoTokenizer
+
+    data = tmp_path / "data.jsonl"
+    data.write_text("".join(json.dumps(row) + "\n" for row in rows(short=4, long=0)))
+    tokenizer = AutoTokenizer.from_pretrained(tiny_model)
+    tokenizer.chat_template = "{{ messages[0]['content'] }} my own"
+    with engine_beside(tiny_model) as engine:
+        args = arguments(tmp_path, engine, max_steps=-1, num_train_epochs=1.5)
+        outcome = AsyncGRPOTrainer(str(tiny_model), judged, args, data, tokenizer).train()
+    assert outcome.steps == 3  # 1.5 x 4 prompts, 2 per step
+    assert AutoTokenizer.from_pretrained(outcome.folder.model_dir).chat_template == tokenizer.chat_template
+    lines = [line.split() for line in kept_lines(tmp_path)]
+    assert ["max_steps:", "3", "#", "derived"] in lines
+    assert ["dataset:", str(data), "#", "Python"] in lines
+
+
+def test_an_interrupt_inside_a_running_loop_ends_the_run(tiny_model: Path, tmp_path: Path) -> None:
+    """As the stop button of a notebook: the run is over, with all that it started, when the cell is."""
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    scoring = threading.Event()
+
+    async def endless(**_: Any) -> list[float]:
+        scoring.set()
+        await asyncio.sleep(60)
+        return []
+
+    def interrupt() -> None:
+        scoring.wait(60)
+        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+
+    async def cell(trainer: AsyncGRPOTrainer) -> Outcome:
+        return trainer.train()
+
+    before = children()
+    loop = asyncio.new_event_loop()  # asyncio.run would take the signal for itself
+    with engine_beside(tiny_model) as engine:
+        model, tokenizer = AutoModelForCausalLM.from_pretrained(tiny_model), AutoTokenizer.from_pretrained(tiny_model)
+        trainer = AsyncGRPOTrainer(
+            model, endless, arguments(tmp_path, engine, learner_mode="process"), rows(short=4, long=0), tokenizer
+        )
+        saved = trainer.job.config.model.path
+        interrupter = threading.Thread(target=interrupt)
+        interrupter.start()
+        with pytest.raises(KeyboardInterrupt):
+            loop.run_until_complete(cell(trainer))
+        interrupter.join()
+        loop.close()
+        assert children() == before
+        assert engine.core.requests == []
+    assert not os.path.exists(saved)
     assert list((tmp_path / "shm").iterdir()) == []
 
 
@@ -159,6 +224,10 @@ async def test_what_is_wrong_is_said_before_anything_loads(
         AsyncGRPOTrainer(str(tiny_model), [], args, data)
     with pytest.raises(ConfigError, match=r"needs 'answer'.*no column"):
         AsyncGRPOTrainer(str(tiny_model), lambda completions, answer: [0.0], args, data)
+    with pytest.raises(ConfigError, match="train_dataset is missing: give a"):
+        AsyncGRPOTrainer(str(tiny_model), judged, args)
+    with pytest.raises(DataError, match=r"gone\.jsonl"):
+        AsyncGRPOTrainer(str(tiny_model), judged, args, "gone.jsonl")
     with pytest.raises(DataError, match="prompt"):
         AsyncGRPOTrainer(str(tiny_model), judged, args, [{"question": "1+1"}])
     (tmp_path / "run" / "x").mkdir(parents=True)

@@ -14,6 +14,7 @@ class RolloutBuffer:
     def __init__(self, contract: StalenessContract) -> None:
         self.contract = contract
         self._groups: dict[int, Group] = {}
+        self._dropped: list[tuple[Group, str]] = []
         self._changed = asyncio.Condition()
 
     async def admit(self) -> tuple[int, int]:
@@ -24,26 +25,23 @@ class RolloutBuffer:
 
     async def enter(self, group: Group) -> None:
         async with self._changed:
-            self.contract.enter(group.group_id)
+            self.contract.enter(group.group_id, group.oldest_version)
             self._groups[group.group_id] = group
             self._changed.notify_all()
 
-    async def drop(self, group_id: int, reason: str) -> Group | None:
-        """Returns the group if it was finished already."""
+    async def drop(self, group_id: int, reason: str) -> None:
+        """End a group that did not finish."""
         async with self._changed:
             self.contract.drop(group_id, reason)
             self._changed.notify_all()
-            return self._groups.pop(group_id, None)
 
-    async def take(self) -> tuple[list[Group], list[Group]]:
-        """Wait for the groups of one step. Returns them oldest first, and the over-stale groups dropped meanwhile."""
-        dropped: list[Group] = []
+    async def take(self) -> list[Group]:
+        """Wait for the groups of one step; oldest first. Over-stale groups are dropped meanwhile."""
 
         def ready() -> bool:
             for group_id in self.contract.over_stale_groups():
                 self.contract.drop(group_id, "stale")
-                dropped.append(self._groups.pop(group_id))
-            if dropped:
+                self._dropped.append((self._groups.pop(group_id), "stale"))
                 self._changed.notify_all()  # a drop frees a slot: the producer must hear of it
             return self.contract.choose() is not None
 
@@ -52,7 +50,7 @@ class RolloutBuffer:
             chosen = self.contract.choose()
             assert chosen is not None
             self.contract.take(chosen)
-            return [self._groups.pop(group_id) for group_id in chosen], dropped
+            return [self._groups.pop(group_id) for group_id in chosen]
 
     async def consumed(self) -> int:
         async with self._changed:
@@ -63,11 +61,15 @@ class RolloutBuffer:
             self.contract.published(version)
             self._changed.notify_all()
 
-    async def drain(self) -> list[Group]:
-        """The run is over: drop what is still held. Returns the groups that had finished."""
+    def collect_dropped(self) -> list[tuple[Group, str]]:
+        """Finished groups that were dropped since the last call, with the reason."""
+        dropped, self._dropped = self._dropped, []
+        return dropped
+
+    async def drain(self) -> None:
+        """The run is over: drop what is still held."""
         async with self._changed:
             for group_id in [*self.contract.blocking(), *self._groups]:
                 self.contract.drop(group_id, "run_ended")
-            left = list(self._groups.values())
+            self._dropped += [(group, "run_ended") for group in self._groups.values()]
             self._groups.clear()
-            return left

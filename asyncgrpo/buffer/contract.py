@@ -78,9 +78,18 @@ class StalenessContract:
         self._in_flight[group_id] = self.served_version
         return group_id, self.served_version
 
-    def enter(self, group_id: int) -> None:
-        """A group in flight has finished and waits to be trained."""
-        self._finished[group_id] = self._in_flight.pop(group_id)
+    def enter(self, group_id: int, oldest_version: int | None = None) -> None:
+        """A group in flight has finished and waits to be trained. From now on its oldest token counts, if it is given:
+        a group that waited in an engine's queue is younger than its admission.
+
+        Raises ValueError for a token that is older than the admission or newer than the learner.
+        """
+        start = self._in_flight[group_id]
+        oldest = start if oldest_version is None else oldest_version
+        if not start <= oldest <= self.version:
+            raise ValueError(f"group {group_id} has a token of version {oldest}, but started at {start}")
+        del self._in_flight[group_id]
+        self._finished[group_id] = oldest
 
     def drop(self, group_id: int, reason: str) -> None:
         """End a group that is in flight or finished; its slot is free at once."""

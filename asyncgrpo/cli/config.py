@@ -1,13 +1,16 @@
-"""`asyncgrpo config`: every setting, resolved and with its source; without a file, the defaults and their meaning."""
+"""`asyncgrpo config`: every setting as a run here would use it, with its source; without a file, all explained."""
 
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Sequence
 from typing import Any
 
-from asyncgrpo.config.loading import load_config
+from asyncgrpo.config.loading import LoadedConfig, load_config
 from asyncgrpo.config.render import render_config
+from asyncgrpo.config.resolve import Machine, resolve
+from asyncgrpo.errors import ConfigError
 
 
 def add(commands: Any) -> None:
@@ -15,8 +18,8 @@ def add(commands: Any) -> None:
     parser: argparse.ArgumentParser = commands.add_parser(
         "config",
         help="print every setting, its value and where it comes from",
-        description="Check CONFIG.yaml and print every setting with its source, as YAML that can be used again. "
-        "Without a file: all settings with their defaults and what they mean.",
+        description="Check CONFIG.yaml and print every setting as a run on this machine would use it, with its source, "
+        "as YAML that can be used again. Without a file: all settings with their defaults and what they mean.",
         usage="asyncgrpo config [CONFIG.yaml] [--section.field=value ...]",
         allow_abbrev=False,
     )
@@ -26,6 +29,16 @@ def add(commands: Any) -> None:
 
 def run(arguments: argparse.Namespace, overrides: Sequence[str]) -> int:
     """Print the configuration. Raises ConfigError."""
-    path = arguments.config
-    print(render_config(load_config(path, overrides), docs=path is None), end="")
+    loaded = load_config(arguments.config, overrides)
+    is_documentation = arguments.config is None
+    print(render_config(loaded if is_documentation else _resolved(loaded), docs=is_documentation), end="")
     return 0
+
+
+def _resolved(loaded: LoadedConfig) -> LoadedConfig:
+    """As a run on this machine would use it; unchanged, with a warning, if it could not run here."""
+    try:
+        return loaded.settled(resolve(loaded.config, Machine.here()))
+    except ConfigError as error:
+        print(f"warning: `auto` is left as it is: {error}", file=sys.stderr)
+        return loaded

@@ -9,6 +9,7 @@ from typing import Any
 
 from asyncgrpo.config.loading import load_config
 from asyncgrpo.config.names import SECTIONS
+from asyncgrpo.config.sections import RewardSection
 
 
 def add(commands: Any) -> None:
@@ -42,7 +43,7 @@ def _settings() -> str:
         fields = textwrap.wrap(", ".join(cls.model_fields), width=80)
         lines += [f"  {section if i == 0 else '':<11} {text}" for i, text in enumerate(fields)]
     lines += [
-        f"  {'rewards':<11} a list of: path, weight, name, timeout",
+        f"  {'rewards':<11} a list of: {', '.join(RewardSection.model_fields)}",
         "",
         "`asyncgrpo config` prints every field with its default and what it means;",
         "`asyncgrpo config CONFIG.yaml` prints what a run would use, and where each value comes from.",

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 from pydantic import PositiveFloat, create_model
@@ -16,7 +16,7 @@ from pydantic import PositiveFloat, create_model
 from asyncgrpo.config.names import DOTTED, FIELDS, flat
 from asyncgrpo.config.problems import unknown_key, validate
 from asyncgrpo.config.root import RunConfig
-from asyncgrpo.config.sections import Section
+from asyncgrpo.config.sections import OnRewardError, Section
 from asyncgrpo.errors import ConfigError
 
 
@@ -26,7 +26,9 @@ class _TrainerSettings(Section):
     reward_weights: tuple[float, ...] | None = None
     """Factor of each reward function in the sum. Absent: 1 each."""
     reward_timeout: PositiveFloat = 60.0
-    """Seconds one call of a reward function may take before the run ends with an error."""
+    """Seconds one call of a reward function may take; a longer one has failed."""
+    reward_on_error: OnRewardError = "stop"
+    """A call that fails ends the run (`stop`), or its group is dropped and replaced (`drop_group`)."""
 
 
 _fields: Any = {name: (FIELDS[key].annotation, FIELDS[key]) for name, key in DOTTED.items()}
@@ -82,11 +84,18 @@ def _validated(arguments: Mapping[str, Any], sections: Mapping[str, Any]) -> Run
 
 def _check_own(arguments: Mapping[str, Any]) -> dict[str, Any]:
     weights, timeout = arguments.get("reward_weights"), arguments.get("reward_timeout", 60.0)
+    on_error = arguments.get("reward_on_error", "stop")
     if weights is not None and not (isinstance(weights, list | tuple) and all(map(_is_number, weights))):
         raise ConfigError(f"reward_weights = {weights!r}: expected one number per reward function")
     if not _is_number(timeout) or timeout <= 0:
         raise ConfigError(f"reward_timeout = {timeout!r}: expected seconds, more than 0")
-    return {"reward_weights": weights if weights is None else tuple(weights), "reward_timeout": timeout}
+    if on_error not in get_args(OnRewardError):
+        raise ConfigError(f"reward_on_error = {on_error!r}: expected one of {', '.join(get_args(OnRewardError))}")
+    return {
+        "reward_weights": weights if weights is None else tuple(weights),
+        "reward_timeout": timeout,
+        "reward_on_error": on_error,
+    }
 
 
 def _is_number(value: Any) -> bool:

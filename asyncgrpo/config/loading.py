@@ -5,7 +5,7 @@ Precedence: command line over file over default. Every problem is a ConfigError 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,14 +16,25 @@ from asyncgrpo.config.problems import validate
 from asyncgrpo.config.root import RunConfig
 from asyncgrpo.errors import ConfigError
 
-DEFAULT, COMMAND_LINE = "default", "command line"
+DEFAULT, COMMAND_LINE, PYTHON = "default", "command line", "Python"
+AUTO, DERIVED = "auto", "derived"
 
 
 @dataclass(frozen=True, slots=True)
 class LoadedConfig:
     config: RunConfig
     sources: Mapping[str, str]
-    """Dotted key (and `rewards`) to `default`, `FILE:line` or `command line`."""
+    """Dotted key (and `rewards`) to `default`, `FILE:line`, `command line`, `Python`, `auto` or `derived`."""
+
+    def settled(self, config: RunConfig) -> LoadedConfig:
+        """With the values of `config`, which is this configuration after everything open in it was decided.
+
+        The source of what was decided becomes `auto`; that of steps counted from epochs, `derived`.
+        """
+        changed = [key for key in FIELDS if _value(config, key) != _value(self.config, key)]
+        decided = {key: AUTO for key in changed if _is_open(_value(self.config, key))}
+        counted = {key: DERIVED for key in changed if key == "training.max_steps"}
+        return LoadedConfig(config, {**self.sources, **decided, **counted})
 
 
 def load_config(path: str | Path | None, overrides: Sequence[str] = ()) -> LoadedConfig:
@@ -44,6 +55,11 @@ def load_config(path: str | Path | None, overrides: Sequence[str] = ()) -> Loade
 
     config = validate(values, where=where)
     return LoadedConfig(config, {key: sources.get(key, DEFAULT) for key in (*FIELDS, "rewards")})
+
+
+def from_python(config: RunConfig, given: Collection[str]) -> LoadedConfig:
+    """A configuration made in Python, of which the dotted keys `given` were set there."""
+    return LoadedConfig(config, {key: PYTHON if key in given else DEFAULT for key in (*FIELDS, "rewards")})
 
 
 def split_overrides(words: Sequence[str]) -> list[tuple[str, str]]:
@@ -100,6 +116,15 @@ def _set(values: dict[str, Any], key: str, value: Any) -> None:
     inner = values.setdefault(section, {})
     if isinstance(inner, dict):  # anything else is reported by validation
         inner[field] = value
+
+
+def _value(config: RunConfig, key: str) -> Any:
+    section, _, field = key.partition(".")
+    return getattr(getattr(config, section), field)
+
+
+def _is_open(value: Any) -> bool:
+    return value is None or "auto" in str(value)
 
 
 def _kind(value: Any) -> str:

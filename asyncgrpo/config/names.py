@@ -61,6 +61,26 @@ _SEPARATE = "engines are always vLLM servers of their own; see <engines.devices>
 _MODEL = "see <model.dtype>, <model.attn_implementation> and <model.trust_remote_code>"
 _NOT_YET = "this version does not have it"
 
+_WITHOUT_COUNTERPART = """
+    accelerator_config auto_find_batch_size average_tokens_across_devices batch_eval_metrics bf16_full_eval
+    cache_implementation cast_lm_head_to_fp32 dataloader_drop_last dataloader_in_order
+    dataloader_multiprocessing_context dataloader_num_workers dataloader_persistent_workers dataloader_pin_memory
+    dataloader_prefetch_factor ddp_backend ddp_broadcast_buffers ddp_bucket_cap_mb ddp_find_unused_parameters
+    ddp_static_graph ddp_timeout debug deepspeed disable_tqdm do_eval do_predict do_train ds3_gather_for_generation
+    enable_jit_checkpoint eval_accumulation_steps eval_delay eval_do_concat_batches eval_on_start
+    eval_use_gather_object fork_threshold_tokens fp16_full_eval fsdp fsdp_config full_determinism generation_kwargs
+    greater_is_better hub_always_push hub_model_id hub_private_repo hub_revision hub_strategy hub_token
+    ignore_data_skip include_for_metrics include_num_input_tokens_seen label_names label_smoothing_factor
+    length_column_name liger_kernel_config load_best_model_at_end local_rank log_completions_hub_repo
+    log_level_replica log_on_each_node log_unique_prompts logging_first_step logging_nan_inf_filter
+    lr_scheduler_kwargs metric_for_best_model neftune_noise_alpha num_completions_to_print optim_args
+    optim_target_modules pad_to_multiple_of parallelism_config prediction_loss_only project ref_model_mixup_alpha
+    ref_model_sync_steps restore_callback_states_from_checkpoint router_aux_loss_coef sapo_temperature_neg
+    sapo_temperature_pos save_on_each_node save_only_model skip_memory_metrics tf32 torch_compile_backend
+    torch_compile_mode torch_empty_cache_steps trackio_bucket_id trackio_space_id trackio_static_space_id use_cache
+    use_transformers_paged vespo_k_neg vespo_k_pos vespo_lambda_neg vespo_lambda_pos vllm_structured_outputs_regex
+"""
+
 ELSEWHERE: dict[str, str] = {
     "per_device_train_batch_size": f"{_BATCH} updates of <learner.micro_batch_size> samples at a time",
     "gradient_accumulation_steps": f"{_BATCH} updates; <learner.micro_batch_size> only bounds memory",
@@ -115,8 +135,20 @@ ELSEWHERE: dict[str, str] = {
     "eval_steps": _NOT_YET,
     "per_device_eval_batch_size": _NOT_YET,
     "num_generations_eval": _NOT_YET,
+    "save_total_limit": f"{_NOT_YET}; the final model is saved",
+    "push_to_hub": f"{_NOT_YET}; the final model is written below <run.output_dir>",
+    "optim": "the optimiser is AdamW; see <training.weight_decay> and <training.adam_beta1>",
+    "use_cpu": "use <learner.devices> and <engines.devices>",
+    "torch_compile": "engines compile unless <engines.enforce_eager> is set; the learner does not",
+    "gradient_checkpointing_kwargs": "<training.gradient_checkpointing> is all there is",
+    "remove_unused_columns": "every column reaches the reward functions that name it or take **columns",
+    "use_liger_kernel": "not needed: the learner never holds all logits at once",
+    "use_liger_loss": "not needed: the learner never holds all logits at once",
+    "use_bias_correction_kl": "the KL term is always weighted by current/proximal",
+    "disable_dropout": "the model's dropout is always off; see <lora.lora_dropout>",
+    **dict.fromkeys(_WITHOUT_COUNTERPART.split(), "TRL has it, asyncgrpo has nothing like it; leave it out"),
 }
-"""TRL's arguments that have no counterpart of their own, and what to use instead. <section.field> names a setting."""
+"""TRL's arguments that have no counterpart of their own, and what to do instead. <section.field> names a setting."""
 
 Face = Callable[[str], str]
 """How a face of the configuration spells a dotted key: `dotted` or `flat`."""

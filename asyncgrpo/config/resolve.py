@@ -1,16 +1,20 @@
-"""Turns `auto` into names: devices, number formats and transport, from what this machine has.
+"""Turns `auto` into names: devices, number format and longest sequence; and the model's path into an absolute one.
 
-Pure but for `Machine.here`.
+Pure but for `Machine.here` and `locate_model`, which looks for folders.
 """
 
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+from asyncgrpo.config.devices import AUTOMATIC, check_devices, cores_of, gpus_of, visible_gpus
 from asyncgrpo.config.root import RunConfig
 from asyncgrpo.errors import ConfigError
+
+SHORTEST_COMPLETION = 16
+"""Room for the completions of the probe, where those of the run are shorter still."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,35 +34,53 @@ class Machine:
 
 
 def resolve(config: RunConfig, machine: Machine) -> RunConfig:
-    """The same configuration with nothing left to decide. Raises ConfigError when devices are missing."""
+    """The same configuration with nothing left to decide, but for the dtype of engines that already run: they know it.
+
+    Raises ConfigError when devices are missing.
+    """
     engines, learners = _devices(config, machine)
     on_gpu = any(device.startswith("cuda") for device in engines)
     dtype = config.engines.dtype
-    if dtype == "auto":
+    if dtype == "auto" and engines:
         dtype = "bfloat16" if on_gpu or machine.fast_bf16 else "float32"
-    transport = config.weights.transport
-    if transport == "auto":
-        transport = "nccl" if on_gpu else "shared_memory"
+    placed = {"devices": engines, "dtype": dtype, "max_model_len": _max_model_len(config)}
     return config.model_copy(
         update={
-            "engines": config.engines.model_copy(update={"devices": engines, "dtype": dtype}),
+            "model": config.model.model_copy(update={"path": locate_model(config.model.path)}),
+            "engines": config.engines.model_copy(update=placed),
             "learner": config.learner.model_copy(update={"devices": learners}),
-            "weights": config.weights.model_copy(update={"transport": transport}),
         }
     )
+
+
+def locate_model(path: str) -> str:
+    """Absolute path of a model that is a folder here; a name on the hub as it is.
+
+    What starts with `.`, `/` or `~`, or names an existing folder, is local.
+    """
+    folder = os.path.expanduser(path)
+    is_local = path.startswith((".", "/", "~")) or os.path.isdir(folder)
+    return os.path.abspath(folder) if is_local else path
+
+
+def _max_model_len(config: RunConfig) -> int | None:
+    longest_prompt = config.data.max_prompt_length
+    if config.engines.max_model_len is not None or longest_prompt is None:
+        return config.engines.max_model_len
+    return longest_prompt + max(config.generation.max_completion_length, SHORTEST_COMPLETION)
 
 
 def _devices(config: RunConfig, machine: Machine) -> tuple[tuple[str, ...], tuple[str, ...]]:
     engines, learners = config.engines.devices, config.learner.devices
     if config.engines.urls:
         engines = ()
-    if "auto" in engines or "auto" in learners:
-        engine_auto, learner_auto = _automatic(machine, external=not engines)
-        engines = tuple(engine_auto if device == "auto" else device for device in engines)
-        learners = tuple(learner_auto if device == "auto" else device for device in learners)
-    for section, devices in (("engines", engines), ("learner", learners)):
-        for device in devices:
-            _check_device(section, device, machine)
+    for name in set(AUTOMATIC) & {*engines, *learners}:
+        of = machine if name == "auto" else replace(machine, gpus=())
+        engine_auto, learner_auto = _automatic(of, external=not engines)
+        engines = tuple(engine_auto if device == name else device for device in engines)
+        learners = tuple(learner_auto if device == name else device for device in learners)
+    for setting, devices in (("engines.devices", engines), ("learner.devices", learners)):
+        _check_present(setting, devices, machine)
     return engines, learners
 
 
@@ -81,36 +103,16 @@ def _automatic(machine: Machine, external: bool) -> tuple[str, str]:
     return f"cpu:{_ranges(machine.cores[:half])}", f"cpu:{_ranges(machine.cores[half:])}"
 
 
-def cores_of(device: str) -> tuple[int, ...]:
-    """Cores of a `cpu:0-3,6` device; empty for `cpu`. Raises ValueError for anything else."""
-    kind, _, text = device.partition(":")
-    if kind != "cpu":
-        raise ValueError(f"{device!r} is not a CPU device")
-    cores: list[int] = []
-    for part in filter(None, text.split(",")):
-        first, _, last = part.partition("-")
-        cores += range(int(first), int(last or first) + 1)
-    return tuple(cores)
-
-
-def gpus_of(device: str) -> tuple[int, ...]:
-    """Indices of a `cuda:0,1` device. Raises ValueError for anything else."""
-    kind, _, text = device.partition(":")
-    if kind != "cuda":
-        raise ValueError(f"{device!r} is not a GPU device")
-    return tuple(int(part) for part in text.split(",")) if text else (0,)
-
-
-def _check_device(section: str, device: str, machine: Machine) -> None:
-    hint = "give cpu, cpu:0-3, cuda:0 or cuda:0,1"
+def _check_present(setting: str, devices: tuple[str, ...], machine: Machine) -> None:
     try:
-        wanted = gpus_of(device) if device.startswith("cuda") else cores_of(device)
+        check_devices(setting, devices)  # again: what `auto` became may be named beside it
     except ValueError as error:
-        raise ConfigError(f"{section}.devices: {device!r} is not a device; {hint}") from error
-    available = machine.gpus if device.startswith("cuda") else machine.cores
-    missing = [number for number in wanted if number not in available]
-    if missing:
-        raise ConfigError(f"{section}.devices: {device!r} names {missing}, but this machine has {list(available)}")
+        raise ConfigError(str(error)) from error
+    for device in devices:
+        wanted, available = (gpus_of(device), machine.gpus) if "cuda" in device else (cores_of(device), machine.cores)
+        missing = [number for number in wanted if number not in available]
+        if missing:
+            raise ConfigError(f"{setting}: {device!r} names {missing}, but this machine has {list(available)}")
 
 
 def _ranges(cores: tuple[int, ...]) -> str:
@@ -127,11 +129,9 @@ def _ranges(cores: tuple[int, ...]) -> str:
 def _visible_gpus() -> tuple[int, ...]:
     """From the driver's files: asking CUDA would create a context in the orchestrator."""
     folder = Path("/proc/driver/nvidia/gpus")
-    count = len(list(folder.iterdir())) if folder.is_dir() else 0
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if visible is None:
-        return tuple(range(count))
-    return tuple(range(min(count, len([part for part in visible.split(",") if part.strip()]))))
+    installed = len(list(folder.iterdir())) if folder.is_dir() else 0
+    listed = visible_gpus(os.environ)
+    return tuple(range(installed if listed is None or not installed else len(listed)))
 
 
 def _cpu_has_bf16() -> bool:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from typing import Any, Self
+from urllib.parse import urlsplit
 
 from pydantic import model_validator
 
+from asyncgrpo.config.devices import check_devices
 from asyncgrpo.config.sections import (
     BufferSection,
     DataSection,
@@ -22,6 +24,8 @@ from asyncgrpo.config.sections import (
     TrainingSection,
     WeightsSection,
 )
+
+LAST_PORT = 65535
 
 
 class RunConfig(Section):
@@ -48,6 +52,31 @@ class RunConfig(Section):
     def slots(self) -> int:
         """Most groups between admission and the publish of the version that consumed them."""
         return (self.buffer.max_staleness + 1) * self.training.groups_per_step
+
+    @model_validator(mode="after")
+    def _devices_can_be_used(self) -> Self:
+        """First, since the next checks count devices."""
+        engines, learner = self.engines, self.learner
+        check_devices("engines.devices", engines.devices)
+        check_devices("learner.devices", learner.devices, gpus_each=1)
+        if not learner.devices:
+            raise ValueError("learner.devices is empty: name at least one, or leave it out for auto")
+        if not engines.devices and not engines.urls:
+            raise ValueError("engines.devices is empty: name at least one, or running engines with engines.urls")
+        return self
+
+    @model_validator(mode="after")
+    def _engines_have_addresses(self) -> Self:
+        engines, last = self.engines, self.engines.port + len(self.engines.devices) - 1
+        if engines.port and last > LAST_PORT:
+            raise ValueError(
+                f"engines.port={engines.port} is too high: the ports of {len(engines.devices)} engines would reach "
+                f"{last}, and they end at {LAST_PORT}"
+            )
+        for url in engines.urls:
+            if not _is_http(url):
+                raise ValueError(f"engines.urls: {url!r} is not a URL; write http://host:8000")
+        return self
 
     @model_validator(mode="after")
     def _sampling_is_not_truncated(self) -> Self:
@@ -115,3 +144,11 @@ class RunConfig(Section):
 
 def divisors(number: int) -> list[int]:
     return [d for d in range(1, number + 1) if number % d == 0]
+
+
+def _is_http(url: str) -> bool:
+    try:
+        parts = urlsplit(url)
+        return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:  # a port that is no number
+        return False

@@ -11,7 +11,9 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
 Seconds = PositiveFloat
+OnRewardError = Literal["stop", "drop_group"]
 Fraction = Annotated[float, Field(gt=0.0, le=1.0)]
+Decay = Annotated[float, Field(ge=0.0, lt=1.0)]
 
 
 class Section(BaseModel):
@@ -78,7 +80,9 @@ class RewardSection(Section):
     name: str | None = None
     """Name in metrics and files; the function's own name when absent."""
     timeout: Seconds = 60.0
-    """Seconds one call may take before the run ends with an error."""
+    """Seconds one call may take; a longer one has failed."""
+    on_error: OnRewardError = "stop"
+    """A call that fails ends the run (`stop`), or its group is dropped and replaced (`drop_group`)."""
 
 
 class GenerationSection(Section):
@@ -101,20 +105,20 @@ class GenerationSection(Section):
     max_attempts: PositiveInt = 3
     """Tries per completion while an engine is unavailable."""
     max_failed_groups: PositiveInt = 8
-    """Groups that may fail one after the other before the run ends with their error; one alone is dropped."""
+    """Groups that may fail one after the other, by engines or by rewards, before the run ends; fewer are dropped."""
 
 
 class EnginesSection(Section):
     urls: tuple[str, ...] = ()
-    """Engines that already run, by base URL. Empty: engines are started and supervised by the run."""
+    """Engines that already run, by base URL, as http://host:8000. Empty: engines are started and supervised by us."""
     devices: tuple[str, ...] = ("auto",)
-    """One managed engine per entry: `cuda:0`, `cuda:0,1` (tensor parallel), `cpu:0-3` (cores), `cpu` or `auto`."""
+    """One managed engine per entry: `cuda:0`, `cuda:0,1` (tensor parallel), `cpu:0-3`, `cpu`, `cpu:auto` or `auto`."""
     port: Annotated[int, Field(ge=0, le=65535)] = 0
     """Port of the first managed engine, further ones count up. 0 picks free ports."""
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
-    """Type the engine computes in. auto: bfloat16 where the hardware multiplies it, else float32."""
+    """Type the engine computes in. auto: bfloat16 where hardware multiplies it, else float32; running ones tell."""
     max_model_len: PositiveInt | None = None
-    """Longest prompt + completion. Absent: taken from data and generation limits, or from the model."""
+    """Longest prompt + completion. Absent: data.max_prompt_length + max_completion_length, or what the model has."""
     max_num_seqs: PositiveInt | None = None
     """Completions one engine computes at once. Absent: vLLM's own default."""
     gpu_memory_utilization: Fraction = 0.9
@@ -178,9 +182,9 @@ class TrainingSection(Section):
     """Peak learning rate of AdamW."""
     weight_decay: NonNegativeFloat = 0.0
     """AdamW's weight decay."""
-    adam_beta1: float = 0.9
+    adam_beta1: Decay = 0.9
     """AdamW's beta1."""
-    adam_beta2: float = 0.999
+    adam_beta2: Decay = 0.999
     """AdamW's beta2."""
     adam_epsilon: PositiveFloat = 1e-8
     """AdamW's epsilon."""
@@ -202,7 +206,7 @@ class LearnerSection(Section):
     mode: Literal["process", "inline"] = "process"
     """`process`: one process per device. `inline`: in the orchestrator, for debugging and tests."""
     devices: tuple[str, ...] = ("auto",)
-    """One rank per entry: `cuda:1`, `cpu:4-7` (cores), `cpu` or `auto`."""
+    """One rank per entry: `cuda:1`, `cpu:4-7` (cores), `cpu`, `cpu:auto` (half of the cores) or `auto`."""
     micro_batch_size: PositiveInt = 16
     """Samples in one forward and backward pass on one rank."""
     start_timeout: Seconds = 600.0
@@ -212,8 +216,8 @@ class LearnerSection(Section):
 
 
 class WeightsSection(Section):
-    transport: Literal["auto", "shared_memory", "nccl"] = "auto"
-    """How weights reach engines: `nccl` between GPUs, `shared_memory` on one host. auto: nccl for engines on GPUs."""
+    transport: Literal["shared_memory", "nccl"] = "shared_memory"
+    """How weights reach engines: by a file in memory on one host, or by `nccl` between GPUs (never run so far)."""
     shared_memory_dir: str = "/dev/shm"
     """Where snapshots lie; must be visible to the engines."""
     publish_timeout: Seconds = 300.0

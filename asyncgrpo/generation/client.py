@@ -38,7 +38,7 @@ class EngineClient:
     """
 
     def __init__(
-        self, url: str, name: str, config: RunConfig, incarnation: int, *, vocab_size: int | None = None
+        self, url: str, name: str, config: RunConfig, incarnation: str, *, vocab_size: int | None = None
     ) -> None:
         self.url = url.rstrip("/")
         self.name = name
@@ -102,13 +102,16 @@ class EngineClient:
         )
 
     def _sampling_params(self, max_tokens: int, temperature: float | None) -> dict[str, Any]:
-        # Everything is said: what is left out would come from the server's own defaults.
+        # All that changes the distribution is said: what is left out would come from the server's own defaults.
         return {
             "n": 1,
             "temperature": self._generation.temperature if temperature is None else temperature,
             "top_p": self._generation.top_p,
             "top_k": self._generation.top_k,
             "min_p": self._generation.min_p,
+            "repetition_penalty": 1.0,
+            "presence_penalty": 0.0,
+            "frequency_penalty": 0.0,
             "max_tokens": max_tokens,
             "logprobs": 0,  # the sampled token's only
             "stop_token_ids": list(self._generation.stop_token_ids),

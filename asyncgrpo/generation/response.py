@@ -53,7 +53,7 @@ def parse_completion(
     body: bytes,
     *,
     engine: str,
-    incarnation: int,
+    incarnation: str,
     max_tokens: int,
     vocab_size: int | None,
     started_at: float,
@@ -76,7 +76,7 @@ class _Invalid(ValueError):
 def _completion(
     body: bytes,
     engine: str,
-    incarnation: int,
+    incarnation: str,
     max_tokens: int,
     vocab_size: int | None,
     started_at: float,
@@ -161,7 +161,7 @@ def _logprobs(choice: _Choice, token_ids: Sequence[int]) -> tuple[float, ...]:
     return tuple(values)
 
 
-def _versions(choice: _Choice, length: int, incarnation: int) -> tuple[int, ...]:
+def _versions(choice: _Choice, length: int, incarnation: str) -> tuple[int, ...]:
     spans = choice.weight_versions
     if spans is None:
         raise _Invalid("no weight_versions; vLLM 0.32 or later is needed")

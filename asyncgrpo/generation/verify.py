@@ -9,6 +9,28 @@ from asyncgrpo.config import RunConfig
 from asyncgrpo.errors import ConfigError
 from asyncgrpo.generation.client import EngineClient
 
+DTYPES = ("float32", "bfloat16")
+
+
+def engine_dtype(info: Mapping[str, Any]) -> str:
+    """Type that an engine computes in, as /server_info names it."""
+    return str(info.get("vllm_config", {}).get("model_config", {}).get("dtype")).removeprefix("torch.")
+
+
+async def with_dtype_of(clients: Sequence[EngineClient], config: RunConfig) -> RunConfig:
+    """The configuration with `engines.dtype=auto` become what the running engines compute in.
+
+    After `verify_settings`. Raises ConfigError if the engines differ.
+    """
+    if config.engines.dtype != "auto":
+        return config
+    found = {client.name: engine_dtype(await client.server_info()) for client in clients}
+    if len(set(found.values())) > 1:
+        listed = ", ".join(f"{name} {dtype}" for name, dtype in found.items())
+        raise ConfigError(f"engines compute in different types ({listed}); start all with the same --dtype")
+    engines = config.engines.model_copy(update={"dtype": next(iter(found.values()))})
+    return config.model_copy(update={"engines": engines})
+
 
 async def verify_settings(clients: Sequence[EngineClient], config: RunConfig, backend: str) -> None:
     """Raises ConfigError listing every setting that does not fit, with the flag that sets it."""
@@ -24,7 +46,8 @@ def settings_faults(client: EngineClient, info: Mapping[str, Any], config: RunCo
     settings = info.get("vllm_config", {})
     model = settings.get("model_config", {})
     transfer = (settings.get("weight_transfer_config") or {}).get("backend")
-    dtype = str(model.get("dtype")).removeprefix("torch.")
+    dtype = engine_dtype(info)
+    dtypes = DTYPES if config.engines.dtype == "auto" else (config.engines.dtype,)
     longest = model.get("max_model_len") or 0
     needed = config.generation.max_completion_length + (config.data.max_prompt_length or 1)
     checks = (
@@ -34,7 +57,7 @@ def settings_faults(client: EngineClient, info: Mapping[str, Any], config: RunCo
             "processed_logprobs",
             model.get("logprobs_mode") == "processed_logprobs",
         ),
-        ("--dtype", dtype, config.engines.dtype, dtype == config.engines.dtype),
+        ("--dtype", dtype, " or ".join(dtypes), dtype in dtypes),
         ("--weight-transfer-config", transfer, f'{{"backend":"{backend}"}}', transfer == backend),
         ("--max-model-len", longest, f"at least {needed}", longest >= needed),
     )

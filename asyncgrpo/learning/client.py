@@ -16,10 +16,10 @@ from typing import Any, TypeVar
 import numpy as np
 
 from asyncgrpo.config import RunConfig
+from asyncgrpo.config.devices import gpu_environment
 from asyncgrpo.errors import AsyncGRPOError, LearnerError
 from asyncgrpo.learning import protocol
 from asyncgrpo.learning.batching import shards
-from asyncgrpo.learning.devices import check_device, visible_gpus
 from asyncgrpo.learning.rank_handle import DRAIN_SECONDS, InlineRank, Rank, RankProcess
 from asyncgrpo.learning.wire import Message
 from asyncgrpo.types import Batch, Snapshot, StepReport
@@ -55,8 +55,6 @@ class LearnerClient:
 
     async def start(self) -> None:
         """Start all ranks; they load the model in parallel."""
-        for device in self._config.learner.devices:
-            check_device(device)
         if self._config.learner.mode == "inline":
             self._ranks = [InlineRank(self._config)]
         else:
@@ -87,7 +85,7 @@ class LearnerClient:
         return protocol.decode_scores(await self._first(protocol.encode_score(sequences, perturbation)))
 
     async def save_model(self, directory: str) -> None:
-        """Save model and tokenizer; see `Learner.save_model`."""
+        """Save the model; see `Learner.save_model`."""
         await self._first(Message("save_model", {"directory": directory}))
 
     async def watch(self) -> None:
@@ -164,7 +162,7 @@ class LearnerClient:
                 rank,
                 self._log_dir / f"learner-rank{rank}.log",
                 ["--rank", str(rank), *common],
-                environment | visible_gpus(device, os.environ),
+                environment | gpu_environment(device, os.environ),
             )
             for rank, device in enumerate(devices)
         ]

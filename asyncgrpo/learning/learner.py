@@ -22,6 +22,7 @@ import numpy as np
 import torch
 from accelerate import Accelerator, DistributedDataParallelKwargs
 from torch import Tensor
+from torch.nn.utils import clip_grad_norm_
 
 from asyncgrpo.config import RunConfig
 from asyncgrpo.errors import LearnerError
@@ -64,10 +65,9 @@ class Learner:
         self._parameters = [parameter for parameter in self._policy.parameters() if parameter.requires_grad]
         self._optimiser = build_optimiser(self._parameters, config.training)
         self._schedule = build_schedule(self._optimiser, config.training)
-        # Mixed precision is the policy's own: accelerate would allow only one setting per process.
-        ddp = DistributedDataParallelKwargs(broadcast_buffers=False, gradient_as_bucket_view=True)
-        self._accelerator = Accelerator(cpu=self._device.type == "cpu", mixed_precision="no", kwargs_handlers=[ddp])
-        self._distributed = self._accelerator.prepare_model(self._policy) if world_size > 1 else self._policy
+        # Not for one rank: accelerate would join whatever process group the environment names.
+        self._accelerator = self._across_ranks() if world_size > 1 else None
+        self._distributed = self._accelerator.prepare_model(self._policy) if self._accelerator else self._policy
 
     def train(self, shard: Shard) -> StepReport:
         """Take one step with this rank's shard.
@@ -141,12 +141,20 @@ class Learner:
             yield {name: tensor.to(dtype) if tensor.is_floating_point() else tensor for name, tensor in tensors.items()}
 
     def save_model(self, directory: str) -> None:
-        """Save model (adapters merged) and tokenizer in Hugging Face format."""
+        """Save the model in Hugging Face format, adapters merged. The tokenizer is the orchestrator's to save."""
         self._loaded.model.save_pretrained(directory, state_dict=dict(merged_state(self._loaded.model)))
-        self._loaded.tokenizer.save_pretrained(directory)
 
     def _wrap(self, model: torch.nn.Module) -> Policy:
         return Policy(model, self.config.generation.temperature, use_bf16=self.config.training.bf16)
+
+    def _across_ranks(self) -> Accelerator:
+        # Mixed precision is the policy's own: accelerate would allow only one setting per process.
+        ddp = DistributedDataParallelKwargs(broadcast_buffers=False, gradient_as_bucket_view=True)
+        return Accelerator(cpu=self._device.type == "cpu", mixed_precision="no", kwargs_handlers=[ddp])
+
+    def _without_exchange(self) -> contextlib.AbstractContextManager[None]:
+        """Gradients stay on their rank."""
+        return self._accelerator.no_sync(self._distributed) if self._accelerator else contextlib.nullcontext()
 
     def _perturbed(self, seed: int | None) -> contextlib.AbstractContextManager[None]:
         if seed is None:
@@ -180,11 +188,11 @@ class Learner:
             for number, micro in enumerate(minibatch, start=1):
                 # Gradients are exchanged once, in the last backward pass; ranks may have different numbers of them.
                 is_last = number == len(minibatch)
-                with contextlib.nullcontext() if is_last else self._accelerator.no_sync(self._distributed):
+                with contextlib.nullcontext() if is_last else self._without_exchange():
                     counts.add(self._backward(micro, denominators))
             set_lora_dropout(self._policy, False)
         with watch.part("optimiser"):
-            norm = float(self._accelerator.clip_grad_norm_(self._parameters, self.config.training.max_grad_norm))
+            norm = float(clip_grad_norm_(self._parameters, self.config.training.max_grad_norm))
             self._check_finite(counts.total("loss"), norm, index)
             self._optimiser.step()
             self._schedule.step()
@@ -205,8 +213,9 @@ class Learner:
             advantages_B=micro.advantages_B,
         )
         loss, counts = self._objective(tokens, denominators)
-        # DDP averages over ranks, but denominators already count all of them: the sum is wanted.
-        self._accelerator.backward(loss * self.world_size)
+        # DDP averages over ranks, but denominators already count all of them: the sum is wanted. Not accelerate's
+        # backward: it would divide by the accumulation steps of `accelerate launch`.
+        torch.autograd.backward(loss * self.world_size)
         return counts
 
     def _check_finite(self, loss: float, norm: float, index: int) -> None:

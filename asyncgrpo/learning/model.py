@@ -1,4 +1,4 @@
-"""Load what the learner needs: model, tokenizer, adapters, reference."""
+"""Load what the learner needs: model, adapters, reference."""
 
 from __future__ import annotations
 
@@ -8,12 +8,11 @@ import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from peft import PeftModel
 from torch import nn
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
+from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.utils import logging as transformers_logging
 
@@ -27,7 +26,6 @@ from asyncgrpo.learning.policy import Policy
 class LoadedModel:
     model: PreTrainedModel
     """The causal language model; adapters, if any, are inside."""
-    tokenizer: Any
     adapted: PeftModel | None
     """Handle for turning adapters off."""
     frozen: PreTrainedModel | None
@@ -50,7 +48,7 @@ def load(config: RunConfig, device: torch.device) -> LoadedModel:
     Raises ConfigError for a folder or name that cannot be loaded, LearnerError for an architecture whose logits are
     not just its head applied to its last hidden states.
     """
-    model, tokenizer = _from_pretrained(config)
+    model = _from_pretrained(config)
     model.to(device)
     model.eval()
     _check_head(model, device)
@@ -61,28 +59,25 @@ def load(config: RunConfig, device: torch.device) -> LoadedModel:
     frozen = copy.deepcopy(model).requires_grad_(False) if config.objective.beta and adapted is None else None
     if config.training.gradient_checkpointing:
         _checkpoint_layers(model)
-    return LoadedModel(model=model, tokenizer=tokenizer, adapted=adapted, frozen=frozen)
+    return LoadedModel(model=model, adapted=adapted, frozen=frozen)
 
 
-def _from_pretrained(config: RunConfig) -> tuple[PreTrainedModel, Any]:
+def _from_pretrained(config: RunConfig) -> PreTrainedModel:
     section = config.model
-    path = Path(section.path).expanduser()
-    is_local = path.exists() or section.path.startswith((".", "/", "~"))
-    if is_local and not (path / "config.json").is_file():
+    path = Path(section.path)
+    if path.is_absolute() and not (path / "config.json").is_file():
         raise ConfigError(_why_not_a_model(section.path, path))
-    source = str(path) if is_local else section.path
     transformers_logging.disable_progress_bar()  # they would end up in log files, or across our own display
     try:
-        tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=section.trust_remote_code)
-        model = AutoModelForCausalLM.from_pretrained(
-            source,
+        model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
+            section.path,
             dtype=getattr(torch, section.dtype),
             attn_implementation=section.attn_implementation,
             trust_remote_code=section.trust_remote_code,
         )
     except (OSError, ValueError, ImportError, json.JSONDecodeError) as error:
         raise ConfigError(f"model.path={section.path!r} cannot be loaded: {error}") from error
-    return model, tokenizer
+    return model
 
 
 def _why_not_a_model(given: str, path: Path) -> str:

@@ -7,34 +7,30 @@ at once, even in the middle of a step, when the orchestrator's process dies.
 from __future__ import annotations
 
 import argparse
-import ctypes
 import importlib
 import logging
 import os
-import signal
 import socket
-import sys
 import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from asyncgrpo.config import RunConfig
+from asyncgrpo.config.devices import cores_of
+from asyncgrpo.guardian import die_with_parent
 from asyncgrpo.learning import protocol, wire
-from asyncgrpo.learning.devices import cores
 from asyncgrpo.learning.wire import Message
 
 if TYPE_CHECKING:
     from asyncgrpo.learning.learner import Learner
-
-PR_SET_PDEATHSIG = 1
 
 logger = logging.getLogger("asyncgrpo.learning.rank")
 
 
 def main() -> None:
     arguments = _parse_arguments()
-    die_with_parent(arguments.parent)
+    die_with_parent(arguments.parent)  # while this process computes it reads no socket
     os.set_inheritable(arguments.fd, False)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     config = RunConfig.model_validate_json(Path(arguments.config_file).read_text())
@@ -42,17 +38,10 @@ def main() -> None:
         serve(connection, lambda: build_learner(config, arguments.rank, arguments.world, arguments.rendezvous))
 
 
-def die_with_parent(parent: int) -> None:
-    """Ask the kernel for SIGKILL when the parent dies: while this process computes it reads no socket."""
-    ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:  # it died before the request
-        sys.exit(1)
-
-
 def build_learner(config: RunConfig, rank: int, world_size: int, rendezvous: str) -> Learner:
     """Pin this process to its device, join the other ranks, load the model."""
     device = config.learner.devices[rank]
-    named = cores(device)
+    named = cores_of(device)
     if named:  # before torch starts its threads, which inherit this
         os.sched_setaffinity(0, named)
     threads = len(named) if named else max(1, len(os.sched_getaffinity(0)) // world_size)
@@ -76,13 +65,18 @@ def build_learner(config: RunConfig, rank: int, world_size: int, rendezvous: str
 
 
 def torch_device(device: str) -> str:
-    """`cpu` or `cuda`: a rank sees only its own GPU (`devices.visible_gpus`), so no index is needed."""
+    """`cpu` or `cuda`: a rank's process sees only its own GPU (`gpu_environment`), so no number is needed."""
     import torch
 
     kind = device.partition(":")[0]
     if kind == "auto":
         return "cuda" if torch.cuda.is_available() else "cpu"
     return kind
+
+
+def inline_device(device: str) -> str:
+    """The same in the orchestrator's process, which sees every GPU: the number counts."""
+    return device if device.startswith("cuda") else torch_device(device)
 
 
 def serve(connection: socket.socket, build: Callable[[], Learner]) -> None:

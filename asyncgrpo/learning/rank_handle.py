@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Protocol
 from asyncgrpo.config import RunConfig
 from asyncgrpo.errors import AsyncGRPOError, ConfigError, LearnerError
 from asyncgrpo.learning.wire import Message, read_message, write_message
+from asyncgrpo.observe.logs import log_tail
 
 if TYPE_CHECKING:
     from asyncgrpo.learning.learner import Learner
@@ -29,7 +30,6 @@ POLITE_SECONDS = 5.0
 """A rank that is asked to stop gets this long, and as long again after SIGTERM, before SIGKILL."""
 DRAIN_SECONDS = 1.0
 """Answers of a rank that has ended may still be on their way for this long."""
-LOG_LINES = 15
 
 
 class Rank(Protocol):
@@ -62,7 +62,8 @@ class RankProcess:
         with theirs, self._log_path.open("ab") as log:
             self._process = await asyncio.create_subprocess_exec(
                 sys.executable,
-                *("-m", "asyncgrpo.learning.rank", "--fd", str(theirs.fileno()), "--parent", str(os.getpid())),
+                *("-P", "-m", "asyncgrpo.learning.rank"),  # -P: our modules, whatever lies in the working directory
+                *("--fd", str(theirs.fileno()), "--parent", str(os.getpid())),
                 *self._arguments,
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=log,
@@ -116,7 +117,8 @@ class RankProcess:
     def _signal(self, number: signal.Signals) -> None:
         if self._process.returncode is None:
             with contextlib.suppress(ProcessLookupError):
-                self._process.send_signal(number)
+                # Not send_signal: it may collect the exit status, which asyncio's own waiting then misses.
+                os.kill(self._process.pid, number)
 
     async def _watch(self, reader: asyncio.StreamReader) -> None:
         """Hand out answers until the process ends; then fail every call that still waits."""
@@ -129,7 +131,7 @@ class RankProcess:
             self._writer.close()
         self.failure = LearnerError(
             f"learner rank {self.rank} (pid {self.pid}) ended with {_describe_status(status)}; "
-            f"last lines of {self._log_path}:\n{_last_lines(self._log_path)}"
+            f"{log_tail(self._log_path)}"
         )
         for answer in self._pending.values():
             if not answer.done():
@@ -187,11 +189,11 @@ class InlineRank:
 
     def _run(self, message: Message) -> Message:
         from asyncgrpo.learning.learner import Learner
-        from asyncgrpo.learning.rank import dispatch, torch_device
+        from asyncgrpo.learning.rank import dispatch, inline_device
 
         try:
             if self._learner is None:
-                self._learner = Learner(self._config, torch_device(self._config.learner.devices[0]))
+                self._learner = Learner(self._config, inline_device(self._config.learner.devices[0]))
             return dispatch(self._learner, message)
         except AsyncGRPOError:
             raise
@@ -201,10 +203,3 @@ class InlineRank:
 
 def _describe_status(status: int) -> str:
     return f"signal {signal.Signals(-status).name}" if status < 0 else f"exit status {status}"
-
-
-def _last_lines(path: Path) -> str:
-    with path.open("rb") as log:
-        log.seek(max(0, path.stat().st_size - 8192))
-        lines = log.read().decode(errors="replace").splitlines()
-    return "\n".join(f"    {line}" for line in lines[-LOG_LINES:]) or "    (empty)"

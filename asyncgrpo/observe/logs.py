@@ -16,7 +16,9 @@ from typing import TextIO
 
 from asyncgrpo.observe.files import write_error
 
-__all__ = ["log_context", "setup_logging"]
+__all__ = ["log_context", "log_tail", "setup_logging"]
+
+_TAIL_BYTES = 2**16
 
 _step: ContextVar[int | None] = ContextVar("step", default=None)
 _version: ContextVar[int | None] = ContextVar("version", default=None)
@@ -57,6 +59,17 @@ def setup_logging(log_file: Path, level: str = "info") -> Iterator[None]:
         for handler in handlers:
             logger.removeHandler(handler)
             handler.close()
+
+
+def log_tail(path: Path, lines: int = 15) -> str:
+    """The last lines of a log that say something, with the path, for an error message."""
+    try:
+        with path.open("rb") as log:
+            log.seek(max(0, path.stat().st_size - _TAIL_BYTES))
+            text = log.read().decode(errors="replace").strip()
+    except OSError:
+        return f"no log at {path}"
+    return f"last lines of {path}:\n" + "\n".join(f"    {line}" for line in text.splitlines()[-lines:] or ["(empty)"])
 
 
 class _StandardError(logging.StreamHandler[TextIO]):

@@ -36,6 +36,7 @@ ROLLOUT_SCHEMA = pa.schema(
         ("sample", pa.int32()),  # index in its group
         ("prompt", pa.string()),  # the text, or the messages as JSON if `conversational`
         ("conversational", pa.bool_()),
+        ("prompt_token_ids", pa.list_(pa.int32())),  # what the engine was given
         ("completion", pa.string()),
         ("token_ids", pa.list_(pa.int32())),
         ("behaviour_logprobs", pa.list_(pa.float32())),
@@ -160,6 +161,7 @@ def _row(group: Group, index: int, sample: Sample) -> dict[str, Any]:
         "sample": index,
         "prompt": _storable(text),
         "conversational": prompt.is_conversational,
+        "prompt_token_ids": prompt.token_ids,
         "completion": _storable(sample.text),
         "token_ids": completion.token_ids,
         "behaviour_logprobs": completion.behaviour_logprobs,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import secrets
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -18,6 +19,8 @@ from asyncgrpo.observe.files import write_text
 __all__ = ["RunFolder", "check_free"]
 
 LOCK_NAME = "run.lock"
+STARTED = {LOCK_NAME, "incarnation", "config.yaml", "rollouts", "logs"}
+"""What a run makes before it has trained anything."""
 
 
 class RunFolder:
@@ -29,7 +32,7 @@ class RunFolder:
 
     @classmethod
     def create(cls, path: str | Path) -> Self:
-        """Make and lock a new folder. Raises RunFolderError when it is in use, not empty or cannot be made."""
+        """Make and lock a new folder. Raises RunFolderError when it is in use, holds something or cannot be made."""
         folder = cls(Path(path).absolute())
         _make_directory(folder.path)
         folder._lock = _lock(folder.path)
@@ -42,11 +45,11 @@ class RunFolder:
 
     def _fill(self) -> None:
         # Looked at again under the lock: another run may have come and gone since the first look.
-        if any(entry.name != LOCK_NAME for entry in self.path.iterdir()):
+        if not _holds_nothing(self.path):
             raise _exists(self.path)
-        self.rollouts_dir.mkdir()
-        self.logs_dir.mkdir()
-        write_text(self.incarnation_file, "0\n")
+        self.rollouts_dir.mkdir(exist_ok=True)
+        self.logs_dir.mkdir(exist_ok=True)
+        write_text(self.incarnation_file, f"{secrets.token_hex(4)}.0\n")
 
     @property
     def config_file(self) -> Path:
@@ -91,9 +94,9 @@ class RunFolder:
         return self.path / "incarnation"
 
     @property
-    def incarnation(self) -> int:
-        """Which start of the run this is: 0 for a new one."""
-        return int(self.incarnation_file.read_text())
+    def incarnation(self) -> str:
+        """The run, by a random name, and which start of it this is: 0 for the first."""
+        return self.incarnation_file.read_text().strip()
 
     def close(self) -> None:
         """Release the lock; the files stay."""
@@ -112,12 +115,19 @@ def check_free(path: Path) -> None:
     """Raise RunFolderError if `create` would refuse `path` for what is there already. Makes nothing."""
     if path.exists() and not path.is_dir():
         raise RunFolderError(f"run folder {path} is a file; choose another run.output_dir or remove it")
-    if path.is_dir() and any(path.iterdir()):
+    if path.is_dir() and not _holds_nothing(path):
         raise _exists(path)
 
 
+def _holds_nothing(path: Path) -> bool:
+    """Empty, or left by a start that failed before its first step: the same command must work once it is mended."""
+    entries = {entry.name for entry in path.iterdir()}
+    rollouts = path / "rollouts"
+    return entries <= STARTED and not (rollouts.is_dir() and any(rollouts.iterdir()))
+
+
 def _make_directory(path: Path) -> None:
-    """Make `path`, or accept it if it is an empty directory."""
+    """Make `path`, or accept it if it holds nothing."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.mkdir()
@@ -127,11 +137,11 @@ def _make_directory(path: Path) -> None:
         if not path.is_dir():
             raise RunFolderError(f"run folder {path} is a file; choose another run.output_dir or remove it") from None
         try:
-            entries = {entry.name for entry in path.iterdir()}
+            unused = _holds_nothing(path)
         except OSError as error:
             raise _cannot_make(path, error.strerror or str(error)) from error
-        # A lock file alone is a folder that another run is just making: the lock decides.
-        if entries - {LOCK_NAME}:
+        # What looks unused may be a folder that another run is just making: the lock decides.
+        if not unused:
             raise _exists(path) from None
     except OSError as error:
         raise _cannot_make(path, error.strerror or str(error)) from error

@@ -12,13 +12,12 @@ from asyncgrpo.types import PromptText
 
 
 def load_tokenizer(config: RunConfig) -> Any:
-    """The tokenizer of `model.path`. Raises ConfigError when there is none."""
+    """The tokenizer of `model.path`, resolved. Raises ConfigError when there is none."""
     model = config.model
     if not model.path:
         raise ConfigError("model.path is not set: name a folder in Hugging Face format, or a model on the hub")
-    path = Path(model.path)
-    if not path.exists() and (path.is_absolute() or model.path.startswith((".", "~")) or len(path.parts) > 2):
-        raise ConfigError(f"model.path={model.path}: no such folder (looked in {Path.cwd()})")
+    if Path(model.path).is_absolute() and not Path(model.path).is_dir():
+        raise ConfigError(f"model.path={model.path}: no such folder")
     # Here because it brings torch along, which is slow to import and of no use to the checks above.
     from transformers import AutoTokenizer
 

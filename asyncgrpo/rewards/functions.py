@@ -14,10 +14,11 @@ import asyncio
 import functools
 import inspect
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from asyncgrpo.errors import ConfigError, RewardError
+from asyncgrpo.config.sections import OnRewardError
+from asyncgrpo.errors import ConfigError, GroupUnscored, RewardError
 from asyncgrpo.rewards.threads import await_aside, call_in_thread
 from asyncgrpo.rewards.values import read_values, weighted_sum
 from asyncgrpo.types import Completion, Prompt, Sample
@@ -31,16 +32,24 @@ _BY_NAME = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_O
 
 @dataclass(frozen=True, slots=True)
 class RewardFunction:
-    """One reward: `call` by the module's contract, `weight` in the sum, `timeout` in seconds per call."""
+    """One reward: `call` by the module's contract, `weight` in the sum, `timeout` in seconds per call.
+
+    on_error: what a call that raises, is late or returns nonsense does: end the run, or drop its group.
+    """
 
     name: str
     weight: float
     timeout: float
     call: Callable[..., Any]
+    on_error: OnRewardError = "stop"
     _slots: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(MAX_CALLS), repr=False, compare=False)
 
     async def score(self, prompt: Prompt, arguments: Mapping[str, Any], count: int) -> list[float | None]:
-        """Rewards of `count` completions. Raises RewardError naming the function, the prompt and the cause."""
+        """Rewards of `count` completions.
+
+        Raises RewardError naming the function, the prompt and the cause; to drop the group, one that is GroupUnscored.
+        """
+        failure = GroupUnscored if self.on_error == "drop_group" else RewardError
         where = f"reward function {self.name!r}, prompt {prompt.prompt_id}"
         async with self._slots:
             deadline = asyncio.timeout(self.timeout)
@@ -49,14 +58,14 @@ class RewardFunction:
                     returned = await call_in_thread(functools.partial(self.call, **accepted(self.call, arguments)))
                     if inspect.isawaitable(returned):
                         returned = await await_aside(returned)
-            except Exception as error:  # the boundary to user code, which may raise anything; it ends the run
+            except Exception as error:  # the boundary to user code, which may raise anything
                 if deadline.expired():
-                    raise RewardError(f"{where}: took longer than its timeout of {self.timeout:g} s") from error
-                raise RewardError(f"{where}: {type(error).__name__}: {error}") from error
+                    raise failure(f"{where}: took longer than its timeout of {self.timeout:g} s") from error
+                raise failure(f"{where}: {type(error).__name__}: {error}") from error
         try:
             return read_values(returned, count)
         except ValueError as error:
-            raise RewardError(f"{where}: {error}") from error
+            raise failure(f"{where}: {error}") from error
 
 
 async def score_group(
@@ -64,7 +73,8 @@ async def score_group(
 ) -> list[Sample]:
     """Score the samples of one prompt, all functions at once. `texts` are the decoded completions.
 
-    Raises RewardError from the first function that fails; the others are abandoned.
+    Raises RewardError from the first function that fails; the others are abandoned. Of failures at once, one that
+    stops the run wins over one that drops the group.
     """
     count = len(completions)
     try:
@@ -74,7 +84,7 @@ async def score_group(
                 for function in functions
             ]
     except* RewardError as failures:
-        failure = failures.exceptions[0]
+        failure = min(failures.exceptions, key=lambda error: isinstance(error, GroupUnscored))
     else:
         return _samples(functions, completions, texts, [task.result() for task in tasks])
     raise failure
@@ -84,6 +94,7 @@ def from_callables(
     functions: Callable[..., Any] | Sequence[Callable[..., Any]],
     weights: Sequence[float] | None = None,
     timeout: float = 60.0,
+    on_error: OnRewardError = "stop",
 ) -> list[RewardFunction]:
     """Reward functions given as Python objects, weight 1 each unless told.
 
@@ -99,19 +110,25 @@ def from_callables(
         if inspect.isclass(function):
             raise ConfigError(f"{function.__name__} is a class; give an instance of it, or a function")
     names = [_name(function, position) for position, function in enumerate(listed, start=1)]
-    return build([(name, weight, timeout, call) for name, weight, call in zip(names, weights, listed, strict=True)])
+    return with_unique_names(
+        [
+            RewardFunction(name, weight, timeout, call, on_error)
+            for name, weight, call in zip(names, weights, listed, strict=True)
+        ]
+    )
 
 
-def build(entries: Sequence[tuple[str, float, float, Callable[..., Any]]]) -> list[RewardFunction]:
-    """Functions of (name, weight, timeout, call), with names made unique. Raises ConfigError if there are none."""
-    if not entries:
+def with_unique_names(functions: Sequence[RewardFunction]) -> list[RewardFunction]:
+    """The second `f` is called `f_2`. Raises ConfigError if there are no functions."""
+    if not functions:
         raise ConfigError("no reward function is given; add one, as in rewards: [{path: my_rewards.py:correct}]")
-    built: list[RewardFunction] = []
-    for name, weight, timeout, call in entries:
-        taken = {function.name for function in built}
-        unique = next(n for n in (name, *(f"{name}_{i}" for i in range(2, len(entries) + 2))) if n not in taken)
-        built.append(RewardFunction(unique, weight, timeout, call))
-    return built
+    named: list[RewardFunction] = []
+    for function in functions:
+        taken = {other.name for other in named}
+        numbered = (f"{function.name}_{i}" for i in range(2, len(functions) + 2))
+        name = next(name for name in (function.name, *numbered) if name not in taken)
+        named.append(replace(function, name=name))
+    return named
 
 
 def check_parameters(functions: Sequence[RewardFunction], columns: Collection[str]) -> None:

@@ -14,15 +14,21 @@ from typing import Any
 
 from asyncgrpo.config.sections import RewardSection
 from asyncgrpo.errors import ConfigError
-from asyncgrpo.rewards.functions import RewardFunction, build
+from asyncgrpo.rewards.functions import RewardFunction, with_unique_names
 
 
 def from_config(sections: Sequence[RewardSection]) -> list[RewardFunction]:
     """The reward functions of the `rewards` section. Raises ConfigError naming the path that leads nowhere."""
-    return build(
+    return with_unique_names(
         [
-            (section.name or section.path.rpartition(":")[2].rpartition(".")[2], section.weight, section.timeout, call)
-            for section, call in ((section, import_function(section.path)) for section in sections)
+            RewardFunction(
+                name=section.name or section.path.rpartition(":")[2].rpartition(".")[2],
+                weight=section.weight,
+                timeout=section.timeout,
+                on_error=section.on_error,
+                call=import_function(section.path),
+            )
+            for section in sections
         ]
     )
 

@@ -22,7 +22,7 @@ from asyncgrpo.generation.client import EngineClient
 from asyncgrpo.testing.fake_model import FakeModel
 from asyncgrpo.types import Completion, encode_version
 
-INCARNATION = 3
+INCARNATION = "contract.3"
 TOLERANCE = 2e-3
 """Largest difference of a log-probability, nats, between two float32 computations of the same model."""
 PROMPT = (21, 13, 23, 31)

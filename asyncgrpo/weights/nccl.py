@@ -44,7 +44,12 @@ class NcclTransport:
         perturbation = None if text == "None" else int(text)
         await self._learner.run_in_rank(
             f"{RANK_FUNCTIONS}:send",
-            {"engine": engine.name, "wire_version": wire_version, "perturbation": perturbation},
+            {
+                "engine": engine.name,
+                "version": snapshot.version,
+                "wire_version": wire_version,
+                "perturbation": perturbation,
+            },
         )
 
     def discard_before(self, version: int) -> None:

@@ -17,11 +17,15 @@ from vllm.distributed.weight_transfer.base import ParamMeta, WeightSource
 from vllm.distributed.weight_transfer.clients import HTTPVLLMWeightSyncClient
 from vllm.distributed.weight_transfer.nccl_engine import NCCLTrainerInitInfo
 
+from asyncgrpo.errors import LearnerError
+
 _senders: dict[str, tuple[Any, VersionedClient, LearnerWeights]] = {}
 """By engine: vLLM's trainer engine, its client and its source."""
 
 
 class ExportingLearner(Protocol):
+    version: int
+
     def exported(self, perturbation: int | None) -> contextlib.AbstractContextManager[dict[str, torch.Tensor]]:
         """Checkpoint names and tensors, in the engines' type, valid inside the block."""
 
@@ -54,12 +58,17 @@ def connect(learner: ExportingLearner, engine: str, url: str, workers: int) -> N
     _senders[engine] = (WeightTransferTrainerFactory.trainer_init(init, client=client, source=source), client, source)
 
 
-def send(learner: ExportingLearner, engine: str, wire_version: str, perturbation: int | None) -> None:
-    """Start, broadcast and finish one update of a paused engine."""
+def send(learner: ExportingLearner, engine: str, version: int, wire_version: str, perturbation: int | None) -> None:
+    """Start, broadcast and finish one update of a paused engine. Raises LearnerError for weights of another version."""
+    if perturbation is None and learner.version != version:
+        raise LearnerError(f"version {version} was to be sent, but the learner has {learner.version}")
     trainer_engine, client, source = _senders[engine]
     client.wire_version = wire_version
-    with learner.exported(perturbation) as source.tensors:
-        trainer_engine.send_weights()
+    try:
+        with learner.exported(perturbation) as source.tensors:
+            trainer_engine.send_weights()
+    finally:
+        source.tensors = {}  # a copy of the model: not to be held while training
 
 
 def _free_port() -> int:

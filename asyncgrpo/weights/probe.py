@@ -23,6 +23,8 @@ from asyncgrpo.weights.publisher import Publisher
 logger = logging.getLogger(__name__)
 
 PERTURBATION_SEED = 20_000_003
+PERTURBED_VERSION = -1
+"""A name of its own: an engine left with these weights never passes for one with version 0."""
 SEPARATION_SHARE = 0.1
 """Part of the distance to the unperturbed model that a perturbed engine may be off: number formats, not weights."""
 
@@ -66,7 +68,7 @@ async def probe(
 
     prompts: token ids to continue. tolerance: allowed mean |difference|, nats per token. Raises ProbeMismatch.
     """
-    await publisher.publish(0, PERTURBATION_SEED)
+    await publisher.publish(PERTURBED_VERSION, PERTURBATION_SEED)
     perturbed = [await _compare(learner, sample, engine, prompts, PERTURBATION_SEED) for engine in engines]
     await publisher.publish(0)
     original = [await _compare(learner, sample, engine, prompts, None) for engine in engines]

@@ -80,7 +80,7 @@ class Publisher:
         transport: Transport,
         engines: Sequence[EngineControl],
         *,
-        incarnation: int,
+        incarnation: str,
         timeout: float,
         concurrency: int = 1,
         on_served: Callable[[str, int], None] = lambda engine, version: None,

@@ -11,15 +11,17 @@ import os
 import secrets
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
 from asyncgrpo.errors import ConfigError
+from asyncgrpo.guardian import guardian_command
 
 PREFIX = "asyncgrpo-"
 LOCK = "owner.lock"
+GUARDIAN_SECONDS = 5.0
+"""The guardian has nothing to end, so it ends at once."""
 
 
 class SnapshotStore:
@@ -34,12 +36,15 @@ class SnapshotStore:
         if not parent.is_dir():
             raise ConfigError(f"weights.shared_memory_dir={parent} is not a folder")
         sweep(parent)
-        self.folder.mkdir(mode=0o700)
-        self._lock = os.open(self.folder / LOCK, os.O_CREAT | os.O_RDWR, 0o600)
+        # Locked before it has the name that `sweep` of another run looks for.
+        unnamed = self.folder.with_name(f".{self.folder.name}")
+        unnamed.mkdir(mode=0o700)
+        self._lock = os.open(unnamed / LOCK, os.O_CREAT | os.O_RDWR, 0o600)
         fcntl.flock(self._lock, fcntl.LOCK_EX)
+        unnamed.rename(self.folder)
         read_end, self._lifeline = os.pipe()
         self._guardian = subprocess.Popen(
-            [sys.executable, "-m", "asyncgrpo.guardian", "--lifeline", str(read_end), "--remove", str(self.folder)],
+            guardian_command(read_end, "--remove", str(self.folder)),
             pass_fds=(read_end,),
             stdin=subprocess.DEVNULL,
             start_new_session=True,
@@ -53,7 +58,10 @@ class SnapshotStore:
         shutil.rmtree(self.folder, ignore_errors=True)
         os.close(self._lock)
         os.close(self._lifeline)
-        self._guardian.wait()
+        try:
+            self._guardian.wait(GUARDIAN_SECONDS)
+        except subprocess.TimeoutExpired:
+            self._guardian.kill()
 
     def check_space(self, needed: int) -> None:
         """Raises ConfigError unless `needed` bytes are free."""

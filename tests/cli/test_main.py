@@ -10,6 +10,7 @@ import pytest
 from asyncgrpo.cli.main import main, separate
 from asyncgrpo.config.loading import load_config
 from asyncgrpo.config.names import SECTIONS
+from asyncgrpo.config.resolve import Machine, resolve
 
 
 def written(folder: Path, text: str) -> str:
@@ -50,6 +51,30 @@ def test_config_prints_values_with_sources(tmp_path: Path, capsys: pytest.Captur
     lines = capsys.readouterr().out.splitlines()
     assert any(line.startswith("  max_steps: 5 ") and line.endswith(f"# {path}:1") for line in lines)
     assert any(line.startswith("  seed: 3 ") and line.endswith("# command line") for line in lines)
+
+
+def test_config_prints_what_auto_means_here(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = written(tmp_path, "engines: {devices: [cpu]}\ndata: {max_prompt_length: 100}\nmodel: {path: ./m}\n")
+    assert main(["config", path]) == 0
+    text = capsys.readouterr().out
+    lines = [line.split() for line in text.splitlines()]
+    assert ["devices:", "[cpu]", "#", f"{path}:1"] in lines
+    assert ["max_model_len:", "356", "#", "auto"] in lines
+    assert [line[-1] for line in lines if line[:1] == ["path:"]] == [f"{path}:3"]
+    assert not any("auto" in word for line in lines for word in line[1:-1])
+    again = load_config(written(tmp_path, text))
+    assert again.config == resolve(load_config(path).config, Machine.here())
+
+
+def test_config_that_cannot_run_here_is_printed_with_a_warning(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = written(tmp_path, "engines: {devices: ['cuda:97']}")
+    assert main(["config", path]) == 0
+    captured = capsys.readouterr()
+    assert captured.err.startswith("warning: `auto` is left as it is: engines.devices: 'cuda:97' names [97]")
+    assert captured.err.count("\n") == 1
+    assert load_config(written(tmp_path, captured.out)).config.learner.devices == ("auto",)
 
 
 def test_config_without_a_file_documents_the_defaults(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

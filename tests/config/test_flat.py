@@ -30,6 +30,8 @@ def other_value(key: str) -> object:
         "generation.top_p": 1.0,
         "generation.top_k": 0,
         "generation.min_p": 0.0,
+        "engines.devices": ["cpu:0"],
+        "engines.urls": ["http://a:1"],
         "learner.devices": ["cpu", "cpu"],
         "generation.stop_token_ids": [7],
         "data.chat_template_kwargs": {"a": 1},
@@ -114,6 +116,9 @@ def test_only_given_arguments_count_as_set() -> None:
         ),
         ({"model_name_or_path": "m"}, "unknown setting 'model_name_or_path'; the model is the trainer's model"),
         ({"qqqq": 1}, "unknown setting 'qqqq'; see AsyncGRPOConfig"),
+        ({"optim": "adamw"}, "unknown setting 'optim'; the optimiser is AdamW; see weight_decay and adam_beta1"),
+        ({"push_to_hub": True}, "unknown setting 'push_to_hub'; this version does not have it; the final model is"),
+        ({"deepspeed": "x"}, "unknown setting 'deepspeed'; TRL has it, asyncgrpo has nothing like it; leave it out"),
         ({"bf16": "maybe"}, 'bf16 = "maybe": expected true or false'),
         ({"max_steps": 1.5}, "max_steps = 1.5: expected a whole number"),
         ({"vllm_devices": [0]}, "vllm_devices.0 = 0: expected text"),
@@ -129,6 +134,7 @@ def test_only_given_arguments_count_as_set() -> None:
         ({"reward_weights": 1.0}, "reward_weights = 1.0: expected one number per reward function"),
         ({"reward_weights": ["a"]}, "reward_weights = ['a']: expected one number per reward function"),
         ({"reward_timeout": 0}, "reward_timeout = 0: expected seconds, more than 0"),
+        ({"reward_on_error": "skip"}, "reward_on_error = 'skip': expected one of stop, drop_group"),
     ],
 )
 def test_mistakes(arguments: dict[str, object], message: str) -> None:

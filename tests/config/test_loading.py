@@ -43,9 +43,9 @@ def test_command_line_wins_over_file_over_default(tmp_path: Path) -> None:
 
 
 def test_override_forms(tmp_path: Path) -> None:
-    overrides = ["--training.max_steps", "-1", "--learner.devices=[cpu, 'cuda:0,1']", "run.seed=7"]
+    overrides = ["--training.max_steps", "-1", "--engines.devices=[cpu, 'cuda:0,1']", "run.seed=7"]
     config = load_config(None, overrides).config
-    assert (config.training.max_steps, config.learner.devices, config.run.seed) == (-1, ("cpu", "cuda:0,1"), 7)
+    assert (config.training.max_steps, config.engines.devices, config.run.seed) == (-1, ("cpu", "cuda:0,1"), 7)
 
 
 def test_an_override_of_a_text_field_is_text() -> None:
@@ -111,7 +111,7 @@ def test_a_section_with_everything_commented_out_is_default(tmp_path: Path) -> N
         ("run: {zzzz: 1}", "unknown key 'zzzz' in section run (run.yaml:1); the section has output_dir, seed"),
         (
             "rewards: [{path: 'a:b', wight: 1}]",
-            "unknown key 'wight' in rewards.0 (run.yaml:1); a reward has path, weight, name, timeout",
+            "unknown key 'wight' in rewards.0 (run.yaml:1); a reward has path, weight, name, timeout, on_error",
         ),
         ("rewards: [{weight: 1}]", "rewards.0.path (run.yaml:1): missing; give a value"),
         ("rewards: correct", 'rewards = "correct" (run.yaml:1): expected a list, as in [a, b]'),

@@ -1,7 +1,9 @@
+from pathlib import Path
+
 import pytest
 
 from asyncgrpo.config import RunConfig
-from asyncgrpo.config.resolve import Machine, cores_of, gpus_of, resolve
+from asyncgrpo.config.resolve import Machine, locate_model, resolve
 from asyncgrpo.errors import ConfigError
 
 
@@ -9,10 +11,10 @@ def machine(cores: int = 4, gpus: int = 0, fast_bf16: bool = False) -> Machine:
     return Machine(cores=tuple(range(cores)), gpus=tuple(range(gpus)), fast_bf16=fast_bf16)
 
 
-def resolved(on: Machine, **sections: object) -> tuple[tuple[str, ...], tuple[str, ...], str, str]:
-    """Engine devices, learner devices, engine dtype, transport."""
+def resolved(on: Machine, **sections: object) -> tuple[tuple[str, ...], tuple[str, ...], str]:
+    """Engine devices, learner devices, engine dtype."""
     config = resolve(RunConfig.model_validate(sections), on)
-    return config.engines.devices, config.learner.devices, config.engines.dtype, config.weights.transport
+    return config.engines.devices, config.learner.devices, config.engines.dtype
 
 
 @pytest.mark.parametrize(
@@ -20,7 +22,7 @@ def resolved(on: Machine, **sections: object) -> tuple[tuple[str, ...], tuple[st
     [(1, "cpu", "cpu"), (2, "cpu:0", "cpu:1"), (3, "cpu:0", "cpu:1-2"), (8, "cpu:0-3", "cpu:4-7")],
 )
 def test_cores_are_shared_between_engine_and_learner(cores: int, engine: str, learner: str) -> None:
-    assert resolved(machine(cores)) == ((engine,), (learner,), "float32", "shared_memory")
+    assert resolved(machine(cores)) == ((engine,), (learner,), "float32")
 
 
 def test_the_cores_are_those_that_the_process_may_use() -> None:
@@ -33,21 +35,33 @@ def test_a_cpu_that_multiplies_bfloat16_computes_in_it() -> None:
     assert resolved(machine(fast_bf16=True), engines={"dtype": "float32"})[2] == "float32"
 
 
-def test_two_gpus_are_one_each_with_weights_over_nccl() -> None:
-    assert resolved(machine(gpus=2)) == (("cuda:0",), ("cuda:1",), "bfloat16", "nccl")
+def test_two_gpus_are_one_each() -> None:
+    assert resolved(machine(gpus=2)) == (("cuda:0",), ("cuda:1",), "bfloat16")
+
+
+@pytest.mark.parametrize("gpus", [0, 1, 2])
+def test_cpu_auto_is_half_of_the_cores_whatever_gpus_there_are(gpus: int) -> None:
+    on_cpus = {"engines": {"devices": ["cpu:auto"]}, "learner": {"devices": ["cpu:auto"]}}
+    assert resolved(machine(gpus=gpus), **on_cpus) == (("cpu:0-1",), ("cpu:2-3",), "float32")
+
+
+def test_weights_go_over_nccl_only_when_asked_to() -> None:
+    assert resolve(RunConfig(), machine(gpus=2)).weights.transport == "shared_memory"
 
 
 def test_one_gpu_must_be_shared_by_hand() -> None:
     with pytest.raises(ConfigError, match=r"one GPU is visible.*--engines.devices.*--learner.devices"):
         resolved(machine(gpus=1))
     by_hand = resolved(machine(gpus=1), engines={"devices": ["cuda:0"]}, learner={"devices": ["cuda:0"]})
-    assert by_hand == (("cuda:0",), ("cuda:0",), "bfloat16", "nccl")
+    assert by_hand == (("cuda:0",), ("cuda:0",), "bfloat16")
 
 
-def test_external_engines_leave_the_machine_to_the_learner() -> None:
+def test_external_engines_leave_the_machine_to_the_learner_and_know_their_type() -> None:
     external = {"engines": {"urls": ["http://a:1", "http://b:2"]}}
-    assert resolved(machine(2), **external) == ((), ("cpu",), "float32", "shared_memory")
-    assert resolved(machine(gpus=1), **external)[:2] == ((), ("cuda:0",))
+    assert resolved(machine(2), **external) == ((), ("cpu",), "auto")
+    assert resolved(machine(gpus=1), **external) == ((), ("cuda:0",), "auto")
+    external["engines"]["dtype"] = "float32"
+    assert resolved(machine(fast_bf16=True), **external)[2] == "float32"
 
 
 def test_named_devices_are_kept() -> None:
@@ -62,9 +76,6 @@ def test_named_devices_are_kept() -> None:
     [
         ({"engines": {"devices": ["cuda:0"]}}, r"engines.devices: 'cuda:0' names \[0\], but this machine has \[\]"),
         ({"learner": {"devices": ["cpu:2-5"]}}, r"learner.devices: 'cpu:2-5' names \[4, 5\], .* has \[0, 1, 2, 3\]"),
-        ({"engines": {"devices": ["tpu:0"]}}, "engines.devices: 'tpu:0' is not a device; give cpu"),
-        ({"learner": {"devices": ["cpu:x"]}}, "learner.devices: 'cpu:x' is not a device"),
-        ({"learner": {"devices": ["cuda:one"]}}, "learner.devices: 'cuda:one' is not a device"),
     ],
 )
 def test_devices_that_are_not_there_are_named(sections: dict[str, object], message: str) -> None:
@@ -72,15 +83,38 @@ def test_devices_that_are_not_there_are_named(sections: dict[str, object], messa
         resolved(machine(4), **sections)
 
 
-def test_device_names() -> None:
-    assert cores_of("cpu:0-3,6") == (0, 1, 2, 3, 6)
-    assert cores_of("cpu") == ()
-    assert gpus_of("cuda:0,1") == (0, 1)
-    assert gpus_of("cuda") == (0,)
-    with pytest.raises(ValueError, match="'cuda:0' is not a CPU device"):
-        cores_of("cuda:0")
-    with pytest.raises(ValueError, match="'cpu:0' is not a GPU device"):
-        gpus_of("cpu:0")
+def test_what_auto_becomes_must_not_be_named_beside_it() -> None:
+    with pytest.raises(ConfigError, match=r"engines.devices: cuda:0 is named twice"):
+        resolved(machine(gpus=2), engines={"devices": ["auto", "cuda:0"]})
+
+
+@pytest.mark.parametrize(
+    ("prompt", "completion", "given", "longest"),
+    [(100, 50, None, 150), (100, 4, None, 116), (None, 50, None, None), (100, 50, 4096, 4096)],
+)
+def test_the_longest_sequence_follows_from_the_limits(
+    prompt: int | None, completion: int, given: int | None, longest: int | None
+) -> None:
+    """With room for the completions of the probe, 16 tokens."""
+    config = RunConfig.model_validate(
+        {
+            "data": {"max_prompt_length": prompt},
+            "generation": {"max_completion_length": completion},
+            "engines": {"max_model_len": given},
+        }
+    )
+    assert resolve(config, machine()).engines.max_model_len == longest
+
+
+def test_where_a_model_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine").mkdir()
+    assert [locate_model(path) for path in ("gpt2", "organisation/model", "")] == ["gpt2", "organisation/model", ""]
+    assert locate_model("mine") == locate_model("./mine") == locate_model(str(tmp_path / "mine")) == f"{tmp_path}/mine"
+    assert locate_model("./gone") == f"{tmp_path}/gone"
+    assert locate_model("~/model") == str(Path.home() / "model")
+    config = RunConfig.model_validate({"model": {"path": "mine"}})
+    assert resolve(config, machine()).model.path == f"{tmp_path}/mine"
 
 
 def test_this_machine_has_cores() -> None:

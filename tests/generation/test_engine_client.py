@@ -30,7 +30,7 @@ async def engine_and_client(
     async with (
         asyncio.timeout(20),
         FakeEngine(folder, faults=FaultPlan(*faults), **settings) as engine,
-        EngineClient(engine.url, "e0", config, 1, vocab_size=engine.model.vocab_size) as client,
+        EngineClient(engine.url, "e0", config, "1", vocab_size=engine.model.vocab_size) as client,
     ):
         engine.core.version = "1:0"
         yield engine, client
@@ -53,6 +53,9 @@ async def test_generate_sends_every_sampling_parameter(tiny_model: Path) -> None
             "top_p": 1.0,
             "top_k": 0,
             "min_p": 0.0,
+            "repetition_penalty": 1.0,
+            "presence_penalty": 0.0,
+            "frequency_penalty": 0.0,
             "max_tokens": 12,
             "logprobs": 0,
             "stop_token_ids": [2],

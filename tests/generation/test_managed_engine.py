@@ -2,6 +2,8 @@
 
 import asyncio
 import json
+import os
+import signal
 import socket
 import sys
 import time
@@ -20,7 +22,6 @@ from asyncgrpo.generation.server import (
     ManagedEngine,
     check_ports,
     engine_specs,
-    log_tail,
     vllm_arguments,
     vllm_environment,
 )
@@ -77,14 +78,28 @@ def test_gpus_of_one_engine_are_tensor_parallel() -> None:
     config = configured(engines={"gpu_memory_utilization": 0.5})
     options, _ = arguments(config, "cuda:2,3")
     assert (options["--tensor-parallel-size"], options["--gpu-memory-utilization"]) == ("2", "0.5")
-    environment = vllm_environment(config, "cuda:2,3")
+    environment = vllm_environment(config, "cuda:2,3", {})
     assert environment["CUDA_VISIBLE_DEVICES"] == "2,3"
     assert "VLLM_CPU_OMP_THREADS_BIND" not in environment
 
 
+def test_gpus_are_counted_in_those_that_we_see_ourselves() -> None:
+    environment = vllm_environment(configured(), "cuda:0", {"CUDA_VISIBLE_DEVICES": "2,3"})
+    assert environment["CUDA_VISIBLE_DEVICES"] == "2"
+    with pytest.raises(ConfigError, match="'cuda:2', but CUDA_VISIBLE_DEVICES='2,3' shows 2 GPUs"):
+        vllm_environment(configured(), "cuda:2", {"CUDA_VISIBLE_DEVICES": "2,3"})
+
+
+def test_only_eager_engines_on_cpus_are_kept_from_compiling() -> None:
+    eager = configured(engines={"enforce_eager": True})
+    assert vllm_environment(eager, "cpu", {})["TORCH_COMPILE_DISABLE"] == "1"
+    assert "TORCH_COMPILE_DISABLE" not in vllm_environment(eager, "cuda:0", {})
+    assert "TORCH_COMPILE_DISABLE" not in vllm_environment(configured(), "cpu", {})
+
+
 def test_the_environment_opens_the_routes_and_pins_cores() -> None:
     config = configured(engines={"cpu_kv_cache_gib": 3})
-    pinned, free = vllm_environment(config, "cpu:0-1,3"), vllm_environment(config, "cpu")
+    pinned, free = vllm_environment(config, "cpu:0-1,3", {}), vllm_environment(config, "cpu", {})
     assert pinned["VLLM_SERVER_DEV_MODE"] == free["VLLM_SERVER_DEV_MODE"] == "1"
     assert pinned["VLLM_CPU_KVCACHE_SPACE"] == "3"
     assert (pinned["VLLM_CPU_OMP_THREADS_BIND"], pinned["OMP_NUM_THREADS"]) == ("0,1,3", "3")
@@ -99,7 +114,7 @@ def test_each_engine_has_its_own_port_seed_and_log(tmp_path: Path) -> None:
     assert len({spec.url for spec in specs}) == 2
     assert [spec.log_path.name for spec in specs] == ["engine-0.log", "engine-1.log"]
     for spec, seed in zip(specs, ("5", "6"), strict=True):
-        assert spec.command[:3] == (sys.executable, "-m", VLLM_MODULE)
+        assert spec.command[:4] == (sys.executable, "-P", "-m", VLLM_MODULE)
         assert spec.command[spec.command.index("--seed") + 1] == seed
         assert spec.url.endswith(":" + spec.command[spec.command.index("--port") + 1])
 
@@ -131,7 +146,7 @@ async def test_a_managed_engine_is_started_watched_and_stopped(tiny_model: Path,
     config = configured()
     (spec,) = engine_specs(config, str(tiny_model), tmp_path, "b", FAKE)
     engine, before = ManagedEngine(spec), set(psutil.Process().children(recursive=True))
-    async with asyncio.timeout(60), EngineClient(spec.url, spec.name, config, 0) as client:
+    async with asyncio.timeout(60), EngineClient(spec.url, spec.name, config, "0") as client:
         await engine.start()
         watching = asyncio.create_task(engine.watch())
         await until_healthy(client)
@@ -189,8 +204,56 @@ async def test_an_engine_that_was_never_started_can_be_stopped(tmp_path: Path) -
     await ManagedEngine(spec_of(tmp_path, "true")).stop()
 
 
-def test_a_log_tail_is_the_last_lines(tmp_path: Path) -> None:
-    log = tmp_path / "log"
-    assert log_tail(log, 3) == f"no log at {log}"
-    log.write_text("".join(f"line {i}\n" for i in range(10)) + "\n\n")
-    assert log_tail(log, 2) == f"last lines of {log}:\n    line 8\n    line 9"
+PARENT = """
+import subprocess, sys, time
+child = subprocess.Popen(["sleep", "1000"])
+session = subprocess.Popen(["sleep", "1000"], start_new_session=True)
+print("up", child.pid, session.pid, flush=True)
+time.sleep(1000)
+"""
+"""Starts a child, and one with a session of its own."""
+
+
+async def family(engine: ManagedEngine) -> list[psutil.Process]:
+    """The command's two children, once they are there."""
+    while "up" not in engine.log_tail():  # noqa: ASYNC110
+        await asyncio.sleep(0.02)
+    return [psutil.Process(int(word)) for word in engine.log_tail().split()[-2:]]
+
+
+def running(processes: list[psutil.Process]) -> list[psutil.Process]:
+    return [process for process in processes if process.is_running() and process.status() != "zombie"]
+
+
+def guardian_of(engine: ManagedEngine) -> int:
+    (guardian,) = (
+        child.pid for child in psutil.Process().children() if str(engine.spec.log_path.parent) in child.cmdline()
+    )
+    return guardian
+
+
+async def test_killing_the_guardian_leaves_nothing_of_the_engine(tmp_path: Path) -> None:
+    """Not even what has left the session, for it has been seen."""
+    engine = ManagedEngine(spec_of(tmp_path, sys.executable, "-c", PARENT, str(tmp_path)))
+    async with asyncio.timeout(20):
+        await engine.start()
+        processes = await family(engine)
+        assert running(processes) == processes
+        watching = asyncio.create_task(engine.watch())
+        await asyncio.sleep(0.5)
+        os.kill(guardian_of(engine), signal.SIGKILL)
+        with pytest.raises(EngineError, match="engine-0 ended with exit code -9"):
+            await watching
+        assert running(processes) == []
+
+
+async def test_a_guardian_that_is_stuck_leaves_nothing_of_the_engine(tmp_path: Path) -> None:
+    engine = ManagedEngine(spec_of(tmp_path, sys.executable, "-c", PARENT, str(tmp_path), stop_timeout=0.3))
+    async with asyncio.timeout(20):
+        await engine.start()
+        processes = await family(engine)
+        os.kill(guardian_of(engine), signal.SIGSTOP)
+        begun = time.monotonic()
+        await engine.stop()
+        assert time.monotonic() - begun < 3.0
+        assert running(processes) == []

@@ -38,7 +38,7 @@ def good() -> dict[str, Any]:
 
 def parse(answer: dict[str, Any] | bytes, **changes: Any) -> Completion:
     settings: dict[str, Any] = dict(
-        engine="e0", incarnation=1, max_tokens=8, vocab_size=16, started_at=1.0, finished_at=3.5
+        engine="e0", incarnation="1", max_tokens=8, vocab_size=16, started_at=1.0, finished_at=3.5
     )
     body = answer if isinstance(answer, bytes) else json.dumps(answer).encode()
     return parse_completion(body, **{**settings, **changes})

@@ -32,7 +32,8 @@ async def engines_and_pool(
             for _ in range(engines)
         ]
         clients = [
-            await stack.enter_async_context(EngineClient(fake.url, f"e{i}", config, 1)) for i, fake in enumerate(fakes)
+            await stack.enter_async_context(EngineClient(fake.url, f"e{i}", config, "1"))
+            for i, fake in enumerate(fakes)
         ]
         pool = EnginePool(clients, run_id="run")
         for fake, client in zip(fakes, clients, strict=True):

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from learning_cases import make_group, make_sample
 
 from asyncgrpo.learning.advantages import group_advantages
 
@@ -58,3 +59,19 @@ def test_order_of_samples_does_not_matter(rewards: list[float], seed: int) -> No
     order = np.random.default_rng(seed).permutation(len(rewards))
     shuffled = group_advantages(np.array(rewards)[order], "group")
     np.testing.assert_allclose(shuffled, group_advantages(np.array(rewards), "group")[order], atol=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("rewards", "is_uniform"),
+    [
+        ([0.5, 0.5, 0.5], True),
+        ([0.5, 0.5, 0.6], False),
+        ([math.nan, math.nan], True),
+        ([math.nan, 1.0, math.nan], True),
+        ([math.nan, 1.0, 1.0], True),
+        ([math.nan, 1.0, 2.0], False),
+    ],
+)
+def test_a_group_is_uniform_exactly_when_it_has_no_advantage(rewards: list[float], is_uniform: bool) -> None:
+    assert make_group(0, [make_sample([1], reward) for reward in rewards]).is_uniform == is_uniform
+    assert (not group_advantages(np.array(rewards), "none").any()) == is_uniform

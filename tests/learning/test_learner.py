@@ -1,11 +1,14 @@
 import dataclasses
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from learning_cases import GRADIENT_STEPS, make_config, make_group, make_sample, random_groups, sequences
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM
 
 from asyncgrpo.config import RunConfig
 from asyncgrpo.errors import ConfigError, LearnerError
@@ -231,7 +234,33 @@ def test_a_saved_model_loads_and_gives_the_same_logits(untied_model: Path, tmp_p
         learner.score(sequences(batch)), plain_scores(tmp_path / "saved", batch, 1.0), strict=True
     ):
         np.testing.assert_allclose(score, expected, rtol=1e-5, atol=1e-5)
-    assert AutoTokenizer.from_pretrained(tmp_path / "saved").eos_token_id == 2
+
+
+STEP_IN_ANOTHER_PROCESS = """
+import sys
+from learning_cases import make_config, random_groups
+from asyncgrpo.learning.batching import make_batch, shards
+from asyncgrpo.learning.learner import Learner
+learner = Learner(make_config(sys.argv[1]), "cpu")
+batch = make_batch(random_groups(), 0, learner.config)
+print(learner.train(shards(batch, learner.config, 1)[0]).metrics["grad_norm"])
+"""
+
+
+def test_a_launchers_environment_changes_nothing(tied_model: Path) -> None:
+    """As under `accelerate launch` or torchrun: accumulation must not divide the loss, and nobody is waited for."""
+    report, _ = step(Learner(make_config(str(tied_model)), "cpu"), random_groups())
+    launcher = {"ACCELERATE_GRADIENT_ACCUMULATION_STEPS": "8", "RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "2"}
+    address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1", "PYTHONPATH": str(Path(__file__).parent)}
+    done = subprocess.run(
+        [sys.executable, "-c", STEP_IN_ANOTHER_PROCESS, str(tied_model)],
+        env={**os.environ, **launcher, **address},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    assert float(done.stdout) == pytest.approx(report.metrics["grad_norm"], rel=1e-6)
 
 
 def test_a_trained_model_is_the_same_every_time(tied_model: Path) -> None:

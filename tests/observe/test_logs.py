@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from asyncgrpo.errors import RunFolderError
-from asyncgrpo.observe.logs import log_context, setup_logging
+from asyncgrpo.observe.logs import log_context, log_tail, setup_logging
 
 LOG = logging.getLogger("asyncgrpo.orchestrator")
 
@@ -57,3 +57,12 @@ def test_missing_folder_is_named(tmp_path: Path) -> None:
         setup_logging(tmp_path / "no/log"),
     ):
         pass
+
+
+def test_a_log_tail_is_the_last_lines(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    assert log_tail(log, 3) == f"no log at {log}"
+    log.touch()
+    assert log_tail(log, 3) == f"last lines of {log}:\n    (empty)"
+    log.write_text("".join(f"line {i}\n" for i in range(100_000)) + "\n\n")
+    assert log_tail(log, 2) == f"last lines of {log}:\n    line 99998\n    line 99999"

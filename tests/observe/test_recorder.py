@@ -75,6 +75,7 @@ def test_rollouts_are_read_back(folder: RunFolder) -> None:
         "sample": 0,
         "prompt": json.dumps(messages, ensure_ascii=False),
         "conversational": True,
+        "prompt_token_ids": [1, 2],
         "completion": "half ?",
         "token_ids": [10, 11],
         "behaviour_logprobs": [-0.5, -1.0],

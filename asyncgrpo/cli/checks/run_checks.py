@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 
 from asyncgrpo.cli.checks.check import Check
 from asyncgrpo.config import RunConfig
-from asyncgrpo.config.resolve import Machine, resolve
+from asyncgrpo.config.resolve import Machine, locate_model, resolve
 from asyncgrpo.errors import AsyncGRPOError
 from asyncgrpo.generation.server import check_ports
 from asyncgrpo.observe.run_folder import check_free
@@ -34,7 +34,7 @@ def devices(config: RunConfig) -> Check:
 def model(config: RunConfig) -> Check:
     """The folder holds a configuration, weights and a tokenizer. A hub name is not looked up."""
     check = _verdict("model", lambda: check_model_path(config.model.path), config.model.path)
-    folder = Path(config.model.path).expanduser()
+    folder = Path(locate_model(config.model.path))
     if check.status == "fail":
         return check
     if not folder.is_dir():
@@ -75,8 +75,6 @@ def engines_listen(config: RunConfig) -> Check:
     """Something accepts connections at every engine URL. Whether it is a fitting engine shows when the run starts."""
     for url in config.engines.urls:
         parts = urlsplit(url)
-        if parts.scheme not in ("http", "https") or not parts.hostname:
-            return Check("engines", "fail", f"{url} is no URL", "write engines.urls: ['http://host:8000']")
         try:
             port = parts.port or {"http": 80, "https": 443}[parts.scheme]
             socket.create_connection((parts.hostname, port), timeout=_CONNECT_TIMEOUT).close()

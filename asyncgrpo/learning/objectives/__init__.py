@@ -1,6 +1,6 @@
 """The objective: pure functions of log-probabilities. Tensors in, tensors out; nothing here knows a model.
 
-    loss = Σ_tokens -( correction · gate(ratio, advantage) - β · KL ) · token weight
+    loss = Σ_tokens -( correction · gate(ratio, advantage) - β · ratio · KL ) · token weight
 
 | file           | piece                                                           |
 |----------------|-----------------------------------------------------------------|

@@ -1,7 +1,7 @@
 """What is counted about trained tokens, and how the counts become metrics.
 
 Invariant: sums add and maxima take the maximum, so micro-batches, optimiser updates and ranks combine exactly, in any
-order. Every name of the learner's token metrics is in this file.
+order. Names are the learner's own; `observe/metrics` has those under which users see them.
 """
 
 from __future__ import annotations

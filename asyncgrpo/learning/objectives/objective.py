@@ -2,7 +2,8 @@
 
 Three log-probabilities of every token stay apart: behaviour μ (the engine's), proximal π_old (the learner's before the
 step's first update) and current π. π/μ = (π_old/μ) · (π/π_old): the correction weighs the first factor, the gate acts
-on the second. With both thresholds off, the coefficient on ∇log π is advantage · π/μ.
+on the second. With both thresholds off, the coefficient on ∇log π is advantage · π/μ. The KL penalty is weighted by
+π/π_old alone.
 
 Shapes: B sequences, T completion tokens (padded).
 """
@@ -54,7 +55,8 @@ class Objective:
     beta: float = 0.0
     """Weight of the KL penalty against the reference policy; 0 leaves it out."""
     is_kl_weighted: bool = True
-    """Multiply the penalty by π/π_old, which keeps its gradient unbiased after the first update (as TRL does)."""
+    """Multiply the penalty by π/π_old (TRL's use_bias_correction_kl): its gradient is then that of the divergence also
+    after the step's first update, if π_old sampled the tokens. What μ sampled is not weighted by π_old/μ here."""
 
     def __call__(self, tokens: Tokens, denominators: Denominators) -> tuple[Tensor, Counts]:
         """Loss of these sequences (scalar, a sum: add over micro-batches and ranks) and what was counted."""

@@ -28,8 +28,8 @@ LEARNER_STATES = ("waiting", "training", "snapshot")
 GENERATION_STATES = ("idle", "busy")
 """Whether any group is being generated or scored. Idle: every slot is held by a group that is done."""
 
-DROP_REASONS = ("stale", "failed", "run_ended")
-"""Why an admitted group was not trained: over-stale, a sample failed, or no step was left for it."""
+DROP_REASONS = ("stale", "failed", "reward", "run_ended")
+"""Why an admitted group was not trained: over-stale, a sample failed, a reward failed, or no step was left for it."""
 
 LEARNER_FAMILIES: Mapping[str, str] = {
     "loss": "Loss of the last step",
@@ -97,7 +97,7 @@ class RunMetrics:
         self.policy_version = self._gauge("policy_version", "Policy version held", holder=("learner", *engines))
         self.reward_mean = self._gauge("reward_mean", "Mean reward of the last step", reward=("total", *rewards))
         self.reward_stddev = self._gauge("reward_stddev", "Its deviation over samples", reward=("total", *rewards))
-        self.uniform_groups = self._counter("uniform_groups", "Trained groups whose rewards are all equal")
+        self.uniform_groups = self._counter("uniform_groups", "Trained groups in which no two rewards differ")
         self.trained_tokens = self._counter("trained_tokens", "Completion tokens in trained groups")
         self.step_duration = self._histogram("step_duration_seconds", "Wall-clock of a step")
         self.staleness = TokenStaleness("asyncgrpo_staleness_versions", "Staleness of trained tokens, in versions")
