@@ -9,16 +9,17 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 from asyncgrpo.concurrency import deadline, gather_all
 from asyncgrpo.config import RunConfig
+from asyncgrpo.config.resolve import PROBE_TOKENS
 from asyncgrpo.errors import EngineError, EngineStartError, PublishError, StallError
 from asyncgrpo.generation.client import EngineClient
 from asyncgrpo.generation.pool import EnginePool
 from asyncgrpo.generation.server import VLLM_MODULE, EngineSpec, ManagedEngine, engine_specs
-from asyncgrpo.generation.verify import verify_settings
+from asyncgrpo.generation.verify import verify_settings, with_dtype_of
 from asyncgrpo.learning.client import LearnerClient
 from asyncgrpo.observe.metrics import GENERATION_STATES, LEARNER_STATES, RunMetrics
 from asyncgrpo.observe.progress import Progress
@@ -38,7 +39,6 @@ HEALTH_POLL_SECONDS = 0.5
 DEATH_SECONDS = 1.0
 """How long after a failure the end of an engine's process may still be noticed."""
 PROBE_PROMPTS = 4
-PROBE_TOKENS = 16
 PROBE_TOLERANCE = {"float32": 0.01, "bfloat16": 0.15}
 """Allowed mean |difference| of log-probabilities, nats per token: rounding of the engine's type."""
 
@@ -80,7 +80,8 @@ async def open_session(
         if server.url is not None:
             progress.note(f"metrics at {server.url}/metrics, logs in {folder.logs_dir}")
         if not managed:
-            await _check_running(clients, config, backend)
+            config = await _check_running(clients, config, backend)
+            job = replace(job, config=config)
         learner = LearnerClient(config, folder.logs_dir)
         transport = await stack.enter_async_context(open_transport(config, learner))
         stack.push_async_callback(_stop_all, learner, managed)
@@ -144,10 +145,14 @@ def _publisher(job: Job, folder: RunFolder, pool: EnginePool, transport: Transpo
     )
 
 
-async def _check_running(clients: Sequence[EngineClient], config: RunConfig, backend: str) -> None:
-    """Refuse engines that are not there or run with other settings before the model loads, not after."""
+async def _check_running(clients: Sequence[EngineClient], config: RunConfig, backend: str) -> RunConfig:
+    """Refuse engines that are not there or run with other settings before the model loads, not after.
+
+    Returns the configuration with their dtype in place of `auto`.
+    """
     await gather_all(*(client.health() for client in clients))
     await verify_settings(clients, config, backend)
+    return await with_dtype_of(clients, config)
 
 
 async def _stop_all(learner: LearnerClient, managed: Sequence[ManagedEngine]) -> None:

@@ -234,5 +234,6 @@ def test_a_folder_in_use_or_full_is_refused(tiny_model: Path, tmp_path: Path) ->
         pytest.raises(RunFolderError, match=r"run folder .*/run (is in use|exists)"),
     ):
         run_job(job, config_text="", engine_module=FAKE_ENGINE)
+    (tmp_path / "run" / "metrics.jsonl").write_text("")
     with pytest.raises(RunFolderError, match=r"run folder .*/run exists; choose another run.output_dir"):
         make_job(job.config)

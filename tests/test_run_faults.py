@@ -126,7 +126,7 @@ async def test_a_load_that_fails_once_is_repeated(tiny_model: Path, tmp_path: Pa
     async with faulty(tiny_model, tmp_path, fault) as (run, engine):
         await run.run()
         assert len(engine.calls(UPDATE)) == 2 + 3 + 1
-        assert engine.core.version == "0:3"
+        assert engine.core.version.endswith(".0:3")
         assert engine.core.paused is None
     assert len(Run(tmp_path).steps) == 4
 

@@ -13,7 +13,7 @@ from asyncgrpo.config.devices import AUTOMATIC, check_devices, cores_of, gpus_of
 from asyncgrpo.config.root import RunConfig
 from asyncgrpo.errors import ConfigError
 
-SHORTEST_COMPLETION = 16
+PROBE_TOKENS = 16
 """Room for the completions of the probe, where those of the run are shorter still."""
 
 
@@ -67,7 +67,7 @@ def _max_model_len(config: RunConfig) -> int | None:
     longest_prompt = config.data.max_prompt_length
     if config.engines.max_model_len is not None or longest_prompt is None:
         return config.engines.max_model_len
-    return longest_prompt + max(config.generation.max_completion_length, SHORTEST_COMPLETION)
+    return longest_prompt + max(config.generation.max_completion_length, PROBE_TOKENS)
 
 
 def _devices(config: RunConfig, machine: Machine) -> tuple[tuple[str, ...], tuple[str, ...]]:

@@ -20,6 +20,12 @@ def test_loads_and_its_rewards_exist(path: Path, monkeypatch: pytest.MonkeyPatch
     assert [function.name for function in from_config(config.rewards)]
 
 
+def test_the_quickstart_shares_the_cores_also_where_there_are_gpus() -> None:
+    config = load_config(CONFIGS[0].parent / "quickstart_cpu.yaml").config
+    placed = resolve(config, Machine(cores=(0, 1), gpus=(0, 1), fast_bf16=False))
+    assert (placed.engines.devices, placed.learner.devices) == (("cpu:0",), ("cpu:1",))
+
+
 def reward(name: str):
     return import_function(f"{CONFIGS[0].parent}/rewards.py:{name}")
 

@@ -54,5 +54,5 @@ async def test_types_that_differ_or_that_no_learner_writes_are_refused(
     with pytest.raises(ConfigError, match=r"different types \(engine-0 float32, engine-1 bfloat16\); start all"):
         await with_dtype_of(clients, AUTO)
     engines[1].model.dtype = "torch.float16"
-    with pytest.raises(ConfigError, match="engine-1 at .* with --dtype float16, .* needs float32 or bfloat16"):
+    with pytest.raises(ConfigError, match=r"engine-1 at .* with --dtype float16, .* needs float32 or bfloat16"):
         await verify_settings(clients, AUTO, BACKEND)
