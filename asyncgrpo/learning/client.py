@@ -156,7 +156,9 @@ class LearnerClient:
         common = ["--world", str(len(devices)), "--config-file", str(config_file)]
         common += ["--rendezvous", str(Path(self._scratch) / "rendezvous")]
         # Ranks of one host talk over loopback; without this gloo picks an interface by the host's name.
-        environment = {"GLOO_SOCKET_IFNAME": "lo", **os.environ}
+        # What `accelerate launch` leaves in the environment is meant for another program.
+        inherited = {name: value for name, value in os.environ.items() if not name.startswith("ACCELERATE_")}
+        environment = {"GLOO_SOCKET_IFNAME": "lo", **inherited}
         return [
             RankProcess(
                 rank,

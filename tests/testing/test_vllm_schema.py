@@ -36,7 +36,7 @@ def without_nulls(value: Any) -> Any:
 @pytest.mark.vllm
 async def test_requests_and_answers_are_what_vllm_reads_and_writes(tiny_model: Path) -> None:
     async with asyncio.timeout(120):
-        async with FakeEngine(tiny_model) as engine, EngineClient(engine.url, "e0", RunConfig(), 1) as client:
+        async with FakeEngine(tiny_model) as engine, EngineClient(engine.url, "e0", RunConfig(), "1") as client:
             engine.core.version = "1:0"
             await client.generate((5, 6), "run-0-0-0", max_tokens=4)
             body = engine.calls(GENERATE)[0].body
