@@ -137,15 +137,8 @@ class Orchestrator:
                         report = await session.learner.train(batch)
                     await self.meter.training_ends()
                     new_version = await self.buffer.consumed()
-                    if publishing is not None:
-                        await publishing  # versions reach engines one at a time, in order
                     if step < total:
-                        with session.learner_time.during("snapshot"):
-                            snapshot = await session.publisher.prepare(new_version)
-                        publishing = background.create_task(self._publish(snapshot), name=f"publish {new_version}")
-                        if session.publisher.holds_learner:
-                            with session.learner_time.during("snapshot"):
-                                await publishing
+                        publishing = await self._start_publish(new_version, background, publishing)
                     await self._record(step, version, groups, batch, report, await self.meter.step_measures())
                 self.steps_done = step
                 if self.stop.is_set():
@@ -171,6 +164,20 @@ class Orchestrator:
     def _stalled(self, what: str) -> StallError:
         waiting = self.buffer.contract.blocking()[:8]
         return StallError(f"{what} (buffer.stall_timeout); groups in flight, most urgent first: {waiting}")
+
+    async def _start_publish(
+        self, version: int, background: asyncio.TaskGroup, previous: asyncio.Task[None] | None
+    ) -> asyncio.Task[None]:
+        """Snapshot a version and load it in the background, once the one before it has reached every engine."""
+        publisher = self.session.publisher
+        with self.session.learner_time.during("snapshot"):
+            if previous is not None:
+                await previous
+            snapshot = await publisher.prepare(version)
+            publishing = background.create_task(self._publish(snapshot), name=f"publish {version}")
+            if publisher.holds_learner:
+                await publishing
+        return publishing
 
     async def _publish(self, snapshot: Snapshot) -> None:
         """Load a version into every engine; slots of the groups that it consumed are free afterwards."""

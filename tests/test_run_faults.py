@@ -109,7 +109,7 @@ async def test_a_run_that_does_not_move_says_what_it_waits_for(tiny_model: Path,
 async def test_one_bad_group_is_dropped_and_replaced(fault: Fault, tiny_model: Path, tmp_path: Path) -> None:
     """Group 1 can never be generated: the run trains all its steps without it."""
     fault = Fault(fault.kind, status=fault.status, match=lambda body: body["request_id"].split("-")[1] == "1")
-    sections = merged(NO_PROBE, {"generation": {"request_timeout": 2.0, "max_attempts": 1}})
+    sections = merged(NO_PROBE, {"generation": {"request_timeout": 6.0, "max_attempts": 1}})
     async with faulty(tiny_model, tmp_path, fault, sections=sections) as (run, engine):
         await run.run()
         assert run.buffer.contract.fates == {"trained": 16, "dropped:failed": 1}
