@@ -56,7 +56,7 @@ class Progress:
         self._phase: tuple[str, float] | None = None
         self._watched: tuple[Callable[[], str], float] | None = None
         self._described = ""
-        self._steps, self._last_step = 0, 0
+        self._steps, self._last_step, self._step_ended = 0, 0, self._started
 
     def __enter__(self) -> Self:
         if self._console.is_terminal and not self._console.is_dumb_terminal:
@@ -103,7 +103,7 @@ class Progress:
     def step(self, record: StepRecord) -> None:
         """Show one finished step."""
         self._steps += 1
-        self._last_step = int(record["step"] or 0)
+        self._last_step, self._step_ended = int(record["step"] or 0), self._clock()
         self.note(format_step(record, self._target))
 
     def tick(self) -> None:
@@ -127,7 +127,8 @@ class Progress:
             self._described = describe()
         line = f"step {self._last_step + 1}/{self._target} … {self._described}"
         if self._steps:
-            rest = (now - since) / self._steps * (self._target - self._last_step)
+            per_step = (self._step_ended - since) / self._steps
+            rest = per_step * (self._target - self._last_step) - (now - self._step_ended)
             line += f", about {format_duration(max(rest, 0.0))} left"
         return line
 

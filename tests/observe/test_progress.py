@@ -78,7 +78,7 @@ def test_plain_output_never_falls_silent() -> None:
         "starting 2 engines: 34 s",
         "step 1/14 … buffer 3 of 8 groups, 12 requests in flight",
         LINE,
-        "step 4/14 … buffer 3 of 8 groups, 12 requests in flight, about 6 min 36 s left",
+        "step 4/14 … buffer 3 of 8 groups, 12 requests in flight, about 3 min 24 s left",
     ]
 
 
