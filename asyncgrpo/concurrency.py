@@ -39,7 +39,8 @@ async def run_until(goal: Coroutine[Any, Any, T], *services: Coroutine[Any, Any,
                 task.cancel()
         return result
     except BaseExceptionGroup as failures:
-        raise root_cause(in_order[0] if in_order else failures) from failures
+        cause = root_cause(in_order[0] if in_order else failures)
+        raise cause from cause.__cause__  # the error as it was raised, with its own cause
 
 
 def root_cause(error: BaseException) -> BaseException:
@@ -71,5 +72,6 @@ async def gather_all(*awaitables: Awaitable[T]) -> list[T]:
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(run(awaitable)) for awaitable in awaitables]
     except BaseExceptionGroup as failures:
-        raise root_cause(failures) from failures
+        cause = root_cause(failures)
+        raise cause from cause.__cause__
     return [task.result() for task in tasks]

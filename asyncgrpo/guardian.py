@@ -27,6 +27,7 @@ from pathlib import Path
 
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 POLL_SECONDS = 0.1
+TRACKER_SECONDS = 1.0
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
@@ -84,10 +85,23 @@ def end_everything(child: subprocess.Popen[bytes] | None, grace: float) -> None:
             orphans_asked = True
         reap(child)
         time.sleep(POLL_SECONDS / 2)
+    signal_all([pid for pid in descendants(os.getpid()) if not is_resource_tracker(pid)], signal.SIGKILL)
+    until = time.monotonic() + TRACKER_SECONDS
+    while descendants(os.getpid()) and time.monotonic() < until:
+        reap(child)
+        time.sleep(POLL_SECONDS / 2)
     while remaining := descendants(os.getpid()):
         signal_all(remaining, signal.SIGKILL)
         time.sleep(POLL_SECONDS / 2)
-        reap(child)
+    reap(child)
+
+
+def is_resource_tracker(pid: int) -> bool:
+    """Python's own helper that unlinks shared memory once those who used it have ended: it goes last."""
+    try:
+        return b"multiprocessing.resource_tracker" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return False
 
 
 def reap(child: subprocess.Popen[bytes] | None) -> None:

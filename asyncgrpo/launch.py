@@ -71,7 +71,7 @@ def run_job(
         except asyncio.CancelledError:
             raise KeyboardInterrupt from None  # a signal that is not to be waited for
         if outcome.steps:
-            progress.note(write_summary(folder))
+            progress.note(write_summary(folder, job.total_steps))
     return outcome
 
 
@@ -137,7 +137,7 @@ async def _signals(progress: Progress) -> AsyncIterator[_Signals]:
     signals = _Signals(progress, run)
     handled: list[signal.Signals] = []
     if threading.current_thread() is threading.main_thread():
-        handled = [signal.SIGINT, signal.SIGTERM]
+        handled = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP]  # the last: the terminal went away
     for number in handled:
         loop.add_signal_handler(number, signals.on_signal, number)
     try:

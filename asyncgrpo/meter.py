@@ -6,11 +6,15 @@ import logging
 import time
 
 from asyncgrpo.buffer.contract import StalenessContract
-from asyncgrpo.errors import EngineError
+from asyncgrpo.concurrency import deadline
+from asyncgrpo.errors import EngineError, EngineUnavailable
 from asyncgrpo.observe.steps import StepMeasures
 from asyncgrpo.session import Session
 
 logger = logging.getLogger(__name__)
+
+SCRAPE_SECONDS = 3.0
+"""The learner waits meanwhile, so a count that is late is done without."""
 
 
 class StepMeter:
@@ -41,7 +45,8 @@ class StepMeter:
         self._tokens_while_training += await self._tokens()
 
     async def step_measures(self) -> StepMeasures:
-        now, tokens = time.monotonic(), await self._tokens()
+        tokens = await self._tokens()
+        now = time.monotonic()
         learner, generation = self._session.learner_time.lap(), self._session.generation_time.lap()
         generated = tokens - self._tokens_at_step_start
         self._session.metrics.generated_tokens.inc(generated)
@@ -71,7 +76,8 @@ class StepMeter:
         anew counts from 0 again."""
         for client in self._session.pool.clients:
             try:
-                count = await client.generated_tokens()
+                async with deadline(SCRAPE_SECONDS, EngineUnavailable, f"/metrics of {client.name}"):
+                    count = await client.generated_tokens()
             except EngineError as error:
                 logger.warning("tokens of %s are not known: %s", client.name, error)
                 continue

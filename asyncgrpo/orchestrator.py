@@ -30,12 +30,16 @@ from asyncgrpo.generation.rollout import generate_group
 from asyncgrpo.learning.batching import make_batch
 from asyncgrpo.meter import StepMeter
 from asyncgrpo.observe.logs import log_context
+from asyncgrpo.observe.metrics import StepRecord
 from asyncgrpo.observe.steps import StepMeasures, step_record
 from asyncgrpo.rewards.functions import score_group
 from asyncgrpo.session import Session
 from asyncgrpo.types import Batch, Completion, Group, Prompt, Sample, Snapshot, StepReport
 
 logger = logging.getLogger(__name__)
+
+MISMATCH_NATS = 0.1
+"""KL of behaviour from proximal policy, per token, above which a step is warned of. Staleness alone stays far below."""
 
 
 class Orchestrator:
@@ -195,6 +199,7 @@ class Orchestrator:
     ) -> None:
         record = step_record(step, groups, version, report, measures)
         self.session.metrics.observe_step(record)
+        self._warn_of_mismatch(record)
         self._count_drops()
         dropped = self.buffer.collect_dropped()
 
@@ -205,6 +210,17 @@ class Orchestrator:
 
         await asyncio.to_thread(write)
         self.session.progress.step(record)
+
+    def _warn_of_mismatch(self, record: StepRecord) -> None:
+        """The probe proves publishes before the first step; later, an engine that ignores them shows here."""
+        divergence = record.get("policy_kl_nats/behaviour_proximal")
+        if isinstance(divergence, float) and divergence > MISMATCH_NATS:
+            logger.warning(
+                "step %s: engines and learner are %.2f nats per token apart (KL of behaviour from proximal policy); "
+                "if it stays so, an engine may not load what is published, or the learning rate is too high",
+                record["step"],
+                divergence,
+            )
 
     def _count_drops(self) -> None:
         """Bring /metrics up to what the contract has dropped."""

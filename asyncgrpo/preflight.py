@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import socket
 from collections.abc import Sequence
@@ -31,6 +32,8 @@ class Job:
     rewards: Sequence[RewardFunction]
     tokenizer: Any
     total_steps: int
+    vocab_size: int | None
+    """Size of the model's output; None when its configuration is not here to be read."""
 
 
 def prepare(
@@ -47,7 +50,7 @@ def prepare(
     Raises ConfigError, DataError or RunFolderError, each naming value and remedy.
     """
     check_model_path(config.model.path)
-    config = resolve(config, machine or Machine.here())
+    config = within_context(resolve(config, machine or Machine.here()))
     check_free(Path(config.run.output_dir))
     if not config.engines.urls:
         check_vllm_installed()
@@ -66,7 +69,37 @@ def prepare(
         rewards=functions,
         tokenizer=tokenizer,
         total_steps=steps,
+        vocab_size=model_setting(config, "vocab_size"),
     )
+
+
+def model_setting(config: RunConfig, name: str) -> int | None:
+    """A whole number of the model's config.json; None for a hub model or another layout."""
+    try:
+        value = json.loads((Path(config.model.path) / "config.json").read_text()).get(name)
+    except (OSError, ValueError):
+        return None
+    return value if isinstance(value, int) else None
+
+
+def within_context(config: RunConfig) -> RunConfig:
+    """Refuses lengths that the model's context cannot hold, which the engine would refuse a minute later.
+
+    Without any limit on prompts they get what completions leave: longer ones are then skipped and counted.
+    """
+    context = model_setting(config, "max_position_embeddings")
+    if context is None:
+        return config
+    longest = max(config.engines.max_model_len or 0, config.generation.max_completion_length + 1)
+    if longest > context:
+        raise ConfigError(
+            f"prompt and completion may have {longest} tokens, but the model's context is {context}; lower "
+            "generation.max_completion_length, data.max_prompt_length or engines.max_model_len"
+        )
+    if config.engines.urls or config.engines.max_model_len is not None:
+        return config
+    room = context - config.generation.max_completion_length
+    return config.model_copy(update={"data": config.data.model_copy(update={"max_prompt_length": room})})
 
 
 def total_steps(config: RunConfig, prompts_per_epoch: int) -> int:

@@ -69,7 +69,9 @@ async def open_session(
         specs = engine_specs(config, config.model.path, folder.logs_dir, backend, engine_module)
         managed = [ManagedEngine(spec) for spec in specs]
         clients = [
-            await stack.enter_async_context(EngineClient(url, name, config, folder.incarnation))
+            await stack.enter_async_context(
+                EngineClient(url, name, config, folder.incarnation, vocab_size=job.vocab_size)
+            )
             for name, url in _addresses(specs, config.engines.urls)
         ]
         learner_time, generation_time = TimeAccount(LEARNER_STATES), TimeAccount(GENERATION_STATES)

@@ -15,14 +15,14 @@ import asyncio
 import os
 import tempfile
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, wait
 from contextlib import ExitStack, suppress
 from typing import Any
 
 from asyncgrpo.config.flat import AsyncGRPOConfig
 from asyncgrpo.config.loading import from_python
-from asyncgrpo.config.names import DOTTED
+from asyncgrpo.config.names import DOTTED, closest
 from asyncgrpo.config.render import render_config
 from asyncgrpo.errors import ConfigError
 from asyncgrpo.generation.server import VLLM_MODULE
@@ -31,6 +31,19 @@ from asyncgrpo.preflight import prepare
 from asyncgrpo.rewards.functions import from_callables
 
 RewardCallable = Callable[..., Any]
+
+_ARGUMENTS = ("model", "reward_funcs", "args", "train_dataset", "processing_class")
+_NOT_YET = "this version does not have it; leave it out"
+_INSTEAD = {
+    "peft_config": "set lora_r, lora_alpha and lora_target_modules in AsyncGRPOConfig instead",
+    "callbacks": f"{_NOT_YET}; metrics are served and written below output_dir",
+    "eval_dataset": _NOT_YET,
+    "reward_processing_classes": f"{_NOT_YET}; wrap a reward model in a function",
+    "optimizers": f"{_NOT_YET}; the optimiser is AdamW, see learning_rate and weight_decay",
+    "tools": _NOT_YET,
+    "rollout_func": _NOT_YET,
+}
+"""TRL's arguments that are refused, and what to do instead."""
 
 
 class AsyncGRPOTrainer:
@@ -57,7 +70,13 @@ class AsyncGRPOTrainer:
         processing_class: Any = None,
         *,
         engine_module: str = VLLM_MODULE,
+        **unknown: Any,
     ) -> None:
+        _refuse(unknown)
+        if not isinstance(args, AsyncGRPOConfig | None):
+            raise ConfigError(
+                f"args: expected an AsyncGRPOConfig, not {type(args).__name__}; its fields have TRL's names"
+            )
         self.args = args if args is not None else AsyncGRPOConfig()
         self._engine_module = engine_module
         self._owned = ExitStack()
@@ -105,7 +124,22 @@ def _named(dataset: Any) -> dict[str, Any]:
             "train_dataset is missing: give a datasets.Dataset, a list of rows, a JSONL, JSON or Parquet file, "
             "a folder, or the name of a hub dataset"
         )
+    if isinstance(dataset, Mapping):  # a DatasetDict is one
+        splits = ", ".join(map(repr, dataset)) or "none"
+        raise ConfigError(f"train_dataset is a dict; give one split, as in dataset['train'] (it has {splits})")
     return {"data": {"dataset": os.fspath(dataset)}} if isinstance(dataset, str | os.PathLike) else {}
+
+
+def _refuse(unknown: Mapping[str, Any]) -> None:
+    """Raise ConfigError for an argument that is given; TRL's users pass None for those they do not need."""
+    for name, value in unknown.items():
+        if name not in _INSTEAD:
+            near = closest(name, _ARGUMENTS)
+            raise ConfigError(
+                f"unknown argument {name!r}; " + (f"did you mean {near}?" if near else "see AsyncGRPOConfig")
+            )
+        if value is not None and value != (None, None):  # the latter is TRL's default of `optimizers`
+            raise ConfigError(f"{name} is given: {_INSTEAD[name]}")
 
 
 class _Cancellation:

@@ -7,10 +7,11 @@ ASYNCGRPO_EXTRA=cpu scripts/setup.sh
 bin=${ASYNCGRPO_VENV:-.venv}/bin
 run=runs/quickstart
 
-if [ -f $run/summary.md ]; then
+if [ -f $run/summary.md ] && ! grep -q "^# .*: interrupted after" $run/summary.md; then
   cat $run/summary.md
   echo
   echo "This is the finished run in $run. Remove that folder to train again."
+  [ $# -eq 0 ] || echo "Nothing was trained, so these arguments did nothing: $*"
   exit 0
 fi
 if [ -d $run ]; then

@@ -13,9 +13,10 @@ from typing import Any
 import pytest
 from run_cases import HERE, make_job, opened, run_config
 
+from asyncgrpo.config import RunConfig
 from asyncgrpo.config.loading import load_config
 from asyncgrpo.errors import AsyncGRPOError, ConfigError, DataError, EngineUnavailable, RunFolderError
-from asyncgrpo.preflight import check_model_path, prepare, total_steps
+from asyncgrpo.preflight import check_model_path, prepare, total_steps, within_context
 from asyncgrpo.testing.fake_engine import FakeEngine
 
 REWARDS = "def correct(completions, answer):\n    return [float(a in c) for a, c in zip(answer, completions)]\n"
@@ -205,3 +206,17 @@ def test_epochs_become_steps_that_a_schedule_can_use(tiny_model: Path, tmp_path:
 def test_a_hub_name_is_the_learners_to_find() -> None:
     check_model_path("organisation/model")
     check_model_path("gpt2")
+
+
+def test_a_completion_longer_than_the_context_is_refused(tiny_model: Path) -> None:
+    with pytest.raises(ConfigError, match="may have 10001 tokens, but the model's context is 512; lower"):
+        within_context(context_config(tiny_model, max_completion_length=10_000))
+
+
+def test_prompts_get_what_completions_leave_of_the_context(tiny_model: Path) -> None:
+    assert within_context(context_config(tiny_model, max_completion_length=12)).data.max_prompt_length == 500
+
+
+def context_config(folder: Path, max_completion_length: int) -> RunConfig:
+    sections = {"model": {"path": str(folder)}, "generation": {"max_completion_length": max_completion_length}}
+    return RunConfig.model_validate(sections)

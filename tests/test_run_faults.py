@@ -168,7 +168,8 @@ async def test_a_reward_that_raises_ends_the_run(tiny_model: Path, tmp_path: Pat
 
     async with faulty(tiny_model, tmp_path, reward=picky) as (run, _):
         message = await failure(run, RewardError)
-    assert message == "reward function 'picky', prompt 0-3: KeyError: 'answer'"
+    assert message.startswith("reward function 'picky', prompt 0-3: KeyError: 'answer' (")
+    assert "test_run_faults.py:" in message, "the user's own line"
 
 
 async def test_a_reward_that_hangs_ends_the_run(tiny_model: Path, tmp_path: Path) -> None:
@@ -209,3 +210,14 @@ async def test_an_engine_without_metrics_is_not_in_the_way(tiny_model: Path, tmp
     async with faulty(tiny_model, tmp_path, Fault("status", on="/metrics", status=503)) as (run, _):
         await run.run()
     assert len(Run(tmp_path).steps) == 4
+
+
+async def test_an_engine_that_ignores_publishes_after_the_probe_is_warned_of(
+    tiny_model: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It says that it serves what was published, so only the distance to the learner tells."""
+    fault = Fault("ignore", on=UPDATE, nth=tuple(range(2, 40)))
+    sections = {"training": {"max_steps": 8, "learning_rate": 3e-2}}
+    async with faulty(tiny_model, tmp_path, fault, sections=sections) as (run, _):
+        await run.run()
+    assert "an engine may not load what is published" in caplog.text

@@ -242,3 +242,31 @@ async def test_a_model_object_needs_its_tokenizer(engine: FakeEngine, tiny_model
     model = AutoModelForCausalLM.from_pretrained(tiny_model)
     with pytest.raises(ConfigError, match="its tokenizer must be given as processing_class"):
         AsyncGRPOTrainer(model, judged, arguments(tmp_path, engine), rows())
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        ({"peft_config": object()}, "peft_config is given: set lora_r, lora_alpha and lora_target_modules"),
+        ({"callbacks": []}, "callbacks is given: this version does not have it"),
+        ({"eval_dataset": []}, "eval_dataset is given: this version does not have it"),
+        ({"reward_processing_classes": object()}, "reward_processing_classes is given: .*wrap a reward model"),
+        ({"optimizers": (object(), None)}, "optimizers is given: .*AdamW"),
+        ({"tools": [print]}, "tools is given"),
+        ({"rollout_func": print}, "rollout_func is given"),
+        ({"reward_func": print}, "unknown argument 'reward_func'; did you mean reward_funcs"),
+        ({"args": {"max_steps": 1}}, "args: expected an AsyncGRPOConfig, not dict"),
+        ({"train_dataset": {"train": [], "test": []}}, r"give one split, as in dataset\['train'\] .*'train', 'test'"),
+    ],
+)
+def test_arguments_of_trl_that_are_refused(more: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        AsyncGRPOTrainer(**{"model": "m", "reward_funcs": judged, "train_dataset": [{"prompt": "a"}], **more})
+
+
+def test_arguments_of_trl_that_are_not_used_may_be_none(tiny_model: Path, tmp_path: Path) -> None:
+    args = AsyncGRPOConfig(output_dir=str(tmp_path / "run"), vllm_devices=["cpu:0"], learner_devices=["cpu"])
+    trainer = AsyncGRPOTrainer(
+        str(tiny_model), judged, args, rows(short=8, long=0), peft_config=None, optimizers=(None, None)
+    )
+    assert len(trainer.job.rewards) == 1

@@ -16,7 +16,7 @@ from pydantic import PositiveFloat, create_model
 from asyncgrpo.config.names import DOTTED, FIELDS, flat
 from asyncgrpo.config.problems import unknown_key, validate
 from asyncgrpo.config.root import RunConfig
-from asyncgrpo.config.sections import OnRewardError, Section
+from asyncgrpo.config.sections import LARGEST_WEIGHT, OnRewardError, Section
 from asyncgrpo.errors import ConfigError
 
 
@@ -87,6 +87,8 @@ def _check_own(arguments: Mapping[str, Any]) -> dict[str, Any]:
     on_error = arguments.get("reward_on_error", "stop")
     if weights is not None and not (isinstance(weights, list | tuple) and all(map(_is_number, weights))):
         raise ConfigError(f"reward_weights = {weights!r}: expected one number per reward function")
+    if weights is not None and any(abs(weight) > LARGEST_WEIGHT for weight in weights):
+        raise ConfigError(f"reward_weights = {weights!r}: expected at most {LARGEST_WEIGHT:g}, either sign")
     if not _is_number(timeout) or timeout <= 0:
         raise ConfigError(f"reward_timeout = {timeout!r}: expected seconds, more than 0")
     if on_error not in get_args(OnRewardError):

@@ -10,9 +10,14 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
+LARGEST_WEIGHT = 1e6
+"""Of a reward, either sign."""
+
 Seconds = PositiveFloat
 OnRewardError = Literal["stop", "drop_group"]
 Fraction = Annotated[float, Field(gt=0.0, le=1.0)]
+ClipWidth = Annotated[float, Field(gt=0.0, le=1e6)]
+RewardWeight = Annotated[float, Field(ge=-LARGEST_WEIGHT, le=LARGEST_WEIGHT)]
 Decay = Annotated[float, Field(ge=0.0, lt=1.0)]
 
 
@@ -27,7 +32,7 @@ class Section(BaseModel):
 class RunSection(Section):
     output_dir: str = "runs/run"
     """Folder of this run: configuration, metrics, rollouts, logs, final model. Must not exist yet."""
-    seed: int = 42
+    seed: NonNegativeInt = 42
     """Seeds prompt order, learner and engines."""
 
 
@@ -43,7 +48,7 @@ class ModelSection(Section):
 
 
 class LoraSection(Section):
-    lora_r: NonNegativeInt = 0
+    lora_r: Annotated[int, Field(ge=0, le=65536)] = 0
     """Rank of the adapters; 0 trains all weights."""
     lora_alpha: PositiveInt = 32
     """Scale: adapters are multiplied by lora_alpha / lora_r."""
@@ -75,7 +80,7 @@ class DataSection(Section):
 class RewardSection(Section):
     path: str
     """`package.module:function`, or `file.py:function`."""
-    weight: float = 1.0
+    weight: RewardWeight = 1.0
     """Factor of this reward in the sum."""
     name: str | None = None
     """Name in metrics and files; the function's own name when absent."""
@@ -86,7 +91,7 @@ class RewardSection(Section):
 
 
 class GenerationSection(Section):
-    num_generations: Annotated[int, Field(ge=2)] = 8
+    num_generations: Annotated[int, Field(ge=2, le=4096)] = 8
     """Samples per prompt (the group size). At least 2: an advantage needs a comparison."""
     max_completion_length: PositiveInt = 256
     """Most tokens a completion may have."""
@@ -151,9 +156,9 @@ class BufferSection(Section):
 class ObjectiveSection(Section):
     loss_type: Literal["grpo", "dr_grpo", "bnpo", "dapo"] = "dapo"
     """Mean over tokens: per sequence (grpo), by a constant (dr_grpo), of the minibatch (bnpo) or of the step (dapo)."""
-    epsilon: PositiveFloat = 0.2
+    epsilon: ClipWidth = 0.2
     """Clip of the ratio current/proximal, below 1."""
-    epsilon_high: PositiveFloat | None = None
+    epsilon_high: ClipWidth | None = None
     """Clip above 1. Absent: epsilon."""
     beta: NonNegativeFloat = 0.0
     """Weight of the k3 KL divergence from the reference model. 0: no reference model is kept."""
@@ -170,9 +175,9 @@ class ObjectiveSection(Section):
 class TrainingSection(Section):
     max_steps: int = -1
     """Steps to train. -1: as many as num_train_epochs gives."""
-    num_train_epochs: PositiveFloat = 1.0
+    num_train_epochs: Annotated[float, Field(gt=0.0, le=1e6)] = 1.0
     """Passes over the dataset, when max_steps is -1."""
-    groups_per_step: PositiveInt = 8
+    groups_per_step: Annotated[int, Field(gt=0, le=65536)] = 8
     """P: prompts consumed by one step."""
     num_iterations: PositiveInt = 1
     """Passes over a step's samples."""

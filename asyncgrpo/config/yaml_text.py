@@ -16,6 +16,7 @@ import yaml
 from asyncgrpo.errors import ConfigError
 
 _NO_WRAP = 10**9
+_MOST_NODES = 100_000  # with every alias written out
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +66,8 @@ def parse(text: str, name: str) -> Document:
         if node is None:
             return Document(None)
         _refuse_duplicates(node, name, set())
+        if _written_out(node, {}) > _MOST_NODES:
+            raise ConfigError(f"{name}: has more than {_MOST_NODES} entries when its aliases are written out")
         value = loader.construct_document(node)
         json.dumps(value)
     except yaml.MarkedYAMLError as error:
@@ -73,6 +76,8 @@ def parse(text: str, name: str) -> Document:
         raise ConfigError(f"{where}: not valid YAML: {error.problem or error.context}") from error
     except (yaml.YAMLError, ValueError) as error:
         raise ConfigError(f"{name}: not valid YAML: {' '.join(str(error).split())}") from error
+    except RecursionError as error:
+        raise ConfigError(f"{name}: is nested too deeply") from error
     except TypeError as error:
         raise ConfigError(f"{name}: only plain text, numbers, lists and mappings: {error}") from error
     return Document(value, _lines(node))
@@ -107,6 +112,17 @@ def _refuse_duplicates(node: yaml.Node, name: str, seen: set[int]) -> None:
                     raise ConfigError(f"{name}:{line}: {key.value!r} is given twice; first on line {first[key.value]}")
                 first[key.value] = line
             _refuse_duplicates(child, name, seen)
+
+
+def _written_out(node: yaml.Node, known: dict[int, int]) -> int:
+    """How many nodes there are when every alias is replaced by what it stands for."""
+    if id(node) not in known:
+        known[id(node)] = 0  # for a node that contains itself, which is refused elsewhere
+        pairs = isinstance(node, yaml.MappingNode)
+        inner = [part for pair in node.value for part in pair] if pairs else node.value
+        children = inner if isinstance(node, yaml.CollectionNode) else []
+        known[id(node)] = 1 + sum(_written_out(child, known) for child in children)
+    return known[id(node)]
 
 
 def _lines(node: yaml.Node) -> dict[tuple[str, ...], int]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from datetime import UTC, datetime
 from pathlib import Path
@@ -40,7 +40,7 @@ def setup_logging(log_file: Path, level: str = "info") -> Iterator[None]:
     """Log to `log_file` inside the block, from `level` on. Raises RunFolderError if the file cannot be opened."""
     logger = logging.getLogger("asyncgrpo")
     try:
-        to_file: logging.Handler = logging.FileHandler(log_file, encoding="utf-8")
+        to_file: logging.Handler = _LogFile(log_file, encoding="utf-8", errors="backslashreplace")
     except OSError as error:
         raise write_error(log_file, error) from error
     handlers = (to_file, _StandardError())
@@ -58,7 +58,8 @@ def setup_logging(log_file: Path, level: str = "info") -> Iterator[None]:
         logger.propagate = before[1]
         for handler in handlers:
             logger.removeHandler(handler)
-            handler.close()
+            with suppress(OSError):  # a full disk has been reported by whoever wrote something that matters
+                handler.close()
 
 
 def log_tail(path: Path, lines: int = 15) -> str:
@@ -70,6 +71,13 @@ def log_tail(path: Path, lines: int = 15) -> str:
     except OSError:
         return f"no log at {path}"
     return f"last lines of {path}:\n" + "\n".join(f"    {line}" for line in text.splitlines()[-lines:] or ["(empty)"])
+
+
+class _LogFile(logging.FileHandler):
+    """A log line that cannot be written is lost without a traceback on the terminal."""
+
+    def handleError(self, record: logging.LogRecord) -> None:  # logging's name
+        pass
 
 
 class _StandardError(logging.StreamHandler[TextIO]):

@@ -6,6 +6,9 @@ busy: a thread of its own repeats the current phase.
 
 from __future__ import annotations
 
+import errno
+import logging
+import os
 import sys
 import threading
 import time
@@ -21,9 +24,17 @@ from rich.text import Text
 
 from asyncgrpo.observe.metrics import StepRecord
 
+logger = logging.getLogger(__name__)
+
 __all__ = ["QUIET_SECONDS", "Progress", "format_duration", "format_step"]
 
 QUIET_SECONDS = 15.0
+
+
+class _Console(Console):
+    def on_broken_pipe(self) -> None:
+        """rich would end the process."""
+        raise BrokenPipeError(errno.EPIPE, os.strerror(errno.EPIPE))
 
 
 class Progress:
@@ -44,7 +55,7 @@ class Progress:
         self._target = target_steps
         self._stream = stream or sys.stdout
         self._clock = clock
-        self._console = Console(
+        self._console = _Console(
             file=self._stream, highlight=False, soft_wrap=True, force_terminal=self._stream.isatty()
         )
         self._live: Live | None = None
@@ -57,6 +68,7 @@ class Progress:
         self._watched: tuple[Callable[[], str], float] | None = None
         self._described = ""
         self._steps, self._last_step, self._step_ended = 0, 0, self._started
+        self._gone = False
 
     def __enter__(self) -> Self:
         if self._console.is_terminal and not self._console.is_dumb_terminal:
@@ -69,7 +81,8 @@ class Progress:
         self._ended.set()
         self._thread.join()
         if self._live is not None:
-            self._live.stop()
+            with suppress(OSError, ValueError):
+                self._live.stop()
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
@@ -97,8 +110,14 @@ class Progress:
     def note(self, text: str) -> None:
         """One line for the user to keep."""
         self._last_line = self._clock()
-        self._console.print(self._text(text))
-        self._stream.flush()
+        if self._gone:
+            return
+        try:
+            self._console.print(self._text(text))
+            self._stream.flush()
+        except (OSError, ValueError) as error:  # the reader or the terminal went away: training goes on
+            self._gone = True
+            logger.warning("nothing more is shown: output failed: %s", error)
 
     def step(self, record: StepRecord) -> None:
         """Show one finished step."""

@@ -23,18 +23,20 @@ Summary = Mapping[str, Any]
 Record = Mapping[str, Any]
 
 
-def write_summary(folder: RunFolder) -> str:
+def write_summary(folder: RunFolder, target_steps: int | None = None) -> str:
     """Write summary.json, summary.md and reward.png; return the text of summary.md.
+
+    With fewer than `target_steps` steps the run is called interrupted, in both.
 
     Raises RunFolderError when the run has no finished step or the folder cannot be read or written.
     """
     records = read_metrics(folder.metrics_file)
     if not records:
         raise RunFolderError(f"{folder.metrics_file} holds no finished step, so there is nothing to sum up")
-    summary = summarise(records)
+    summary = {**summarise(records), "target_steps": target_steps or len(records)}
     first, last = (rollout_file(folder, records[place]["step"]) for place in (0, -1))
     pairs = example_pairs(first, last) if first.exists() and last.exists() and first != last else []
-    plot_run(records, folder.reward_plot, f"{folder.path.name}: {summary['steps']} steps")
+    plot_run(records, folder.reward_plot, f"{folder.path.name}: {_progress(summary)}")
     text = _text(folder, summary, pairs, (records[0]["step"], records[-1]["step"]))
     write_text(folder.summary_json, json.dumps(summary, indent=2) + "\n")
     write_text(folder.summary_text, text)
@@ -89,7 +91,7 @@ def _reward(records: Sequence[Record]) -> dict[str, float | None]:
 def _text(folder: RunFolder, summary: Summary, pairs: Sequence[tuple[Example, Example]], ends: tuple[int, int]) -> str:
     return "\n".join(
         [
-            f"# {folder.path.name}: {summary['steps']} steps in {format_duration(summary['seconds'])}",
+            f"# {folder.path.name}: {_progress(summary)} in {format_duration(summary['seconds'])}",
             "",
             *_number_lines(summary),
             *_example_lines(pairs, ends),
@@ -98,6 +100,11 @@ def _text(folder: RunFolder, summary: Summary, pairs: Sequence[tuple[Example, Ex
             "",
         ]
     )
+
+
+def _progress(summary: Summary) -> str:
+    steps, target = summary["steps"], summary["target_steps"]
+    return f"{steps} steps" if steps == target else f"interrupted after {steps} of {target} steps"
 
 
 def _number_lines(summary: Summary) -> list[str]:

@@ -42,9 +42,15 @@ def _read(data: DataSection) -> Any:
     if not data.dataset:
         raise ConfigError("data.dataset is not set: name a JSONL, JSON or Parquet file, a folder, or a hub dataset")
     path = Path(data.dataset)
-    if path.is_file():
+    try:
+        is_file, is_folder = path.is_file(), path.is_dir()
+    except (OSError, ValueError) as error:  # a name that is too long, or has characters no path can have
+        raise DataError(
+            f"data.dataset={data.dataset[:60]!r}…: is no possible path: {_one_line(error)[:100]}"
+        ) from error
+    if is_file:
         return _read_file(path, data)
-    if path.is_dir():
+    if is_folder:
         return _read_folder(path, data)
     if path.is_absolute() or data.dataset.startswith((".", "~")) or path.suffix in _LOOKS_LOCAL or len(path.parts) > 2:
         raise DataError(f"data.dataset={data.dataset}: no such file or folder (looked in {Path.cwd()})")
@@ -55,20 +61,28 @@ def _read_file(path: Path, data: DataSection) -> Any:
     if path.suffix not in _FILES:
         raise DataError(f"{path}: unknown kind of file {path.suffix!r}; expected one of {', '.join(_FILES)}")
     if path.suffix == ".parquet":
-        import pyarrow
-        import pyarrow.parquet
-        from datasets import Dataset
-
-        try:
-            return Dataset(pyarrow.parquet.read_table(path))
-        except (OSError, pyarrow.ArrowException) as error:
-            raise DataError(f"{path}: not a Parquet file: {_one_line(error)}") from error
+        return _read_parquet(path)
     try:
-        text = path.read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8-sig")  # Windows programs begin files with a byte order mark
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(f"{path}: cannot be read: {error}") from error
     rows = _json_lines(path, text) if path.suffix == ".jsonl" else _json_list(path, text)
     return _from_mappings(str(path), rows, data)
+
+
+def _read_parquet(path: Path) -> Any:
+    import pyarrow
+    import pyarrow.parquet
+    from datasets import Dataset
+
+    try:
+        names = pyarrow.parquet.read_schema(path).names
+        twice = sorted({name for name in names if names.count(name) > 1})
+        if twice:
+            raise DataError(f"{path}: has more than one column {', '.join(map(repr, twice))}; rename or remove one")
+        return Dataset(pyarrow.parquet.read_table(path))
+    except (OSError, pyarrow.ArrowException) as error:
+        raise DataError(f"{path}: not a Parquet file: {_one_line(error)}") from error
 
 
 def _json_lines(path: Path, text: str) -> list[Any]:
@@ -80,6 +94,8 @@ def _json_lines(path: Path, text: str) -> list[Any]:
             rows.append(json.loads(line))
         except json.JSONDecodeError as error:
             raise DataError(f"{path}:{number}: not valid JSON: {error.msg}") from error
+        except (ValueError, RecursionError) as error:  # a number of thousands of digits; lists thousands deep
+            raise DataError(f"{path}:{number}: cannot be read: {_one_line(error)}") from error
     return rows
 
 
@@ -89,7 +105,9 @@ def _json_list(path: Path, text: str) -> list[Any]:
     except json.JSONDecodeError as error:
         raise DataError(
             f"{path}:{error.lineno}: not valid JSON: {error.msg} (one object per line? name it .jsonl)"
-        ) from (error)
+        ) from error
+    except (ValueError, RecursionError) as error:  # a number of thousands of digits; lists thousands deep
+        raise DataError(f"{path}: cannot be read: {_one_line(error)}") from error
     if not isinstance(rows, list):
         raise DataError(f"{path}: expected a list of objects, found {type(rows).__name__}")
     return rows
@@ -109,6 +127,11 @@ def _from_mappings(name: str, rows: Sequence[Any], data: DataSection) -> Any:
     columns = dict.fromkeys(key for row in rows for key in row)
     try:
         return Dataset.from_dict({key: [row.get(key) for row in rows] for key in columns})
+    except UnicodeError as error:
+        at = next((number for number, row in enumerate(rows) if not _is_unicode(row)), None)
+        raise DataError(f"{name}: row {at}: half of a surrogate pair, which is no text: {_one_line(error)}") from error
+    except RecursionError as error:
+        raise DataError(f"{name}: a value is nested too deeply: {_one_line(error)}") from error
     except (pyarrow.ArrowException, OverflowError) as error:
         raise DataError(f"{name}: a column mixes types: {_one_line(error)}") from error
 
@@ -179,8 +202,19 @@ def _fault(prompt: Any, system_prompt: str | None) -> str | None:
     return None
 
 
+def _is_unicode(row: Any) -> bool:
+    try:
+        json.dumps(row, ensure_ascii=False, default=str).encode()
+    except UnicodeError:
+        return False
+    return True
+
+
 def _brief(value: Any) -> str:
-    text = repr(value)
+    try:
+        text = repr(value)
+    except (ValueError, RecursionError) as error:  # a number of thousands of digits; lists thousands deep
+        text = f"({_one_line(error)})"
     return f"the {type(value).__name__} {text if len(text) <= 60 else text[:60] + '…'}"
 
 

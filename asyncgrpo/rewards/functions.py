@@ -19,8 +19,9 @@ from typing import Any
 
 from asyncgrpo.config.sections import OnRewardError
 from asyncgrpo.errors import ConfigError, GroupUnscored, RewardError
+from asyncgrpo.rewards.texts import raised_in, said
 from asyncgrpo.rewards.threads import await_aside, call_in_thread
-from asyncgrpo.rewards.values import read_values, weighted_sum
+from asyncgrpo.rewards.values import BadSum, BadValue, read_values, weighted_sum
 from asyncgrpo.types import Completion, Prompt, Sample
 
 MAX_CALLS = 64
@@ -49,8 +50,6 @@ class RewardFunction:
 
         Raises RewardError naming the function, the prompt and the cause; to drop the group, one that is GroupUnscored.
         """
-        failure = GroupUnscored if self.on_error == "drop_group" else RewardError
-        where = f"reward function {self.name!r}, prompt {prompt.prompt_id}"
         async with self._slots:
             deadline = asyncio.timeout(self.timeout)
             try:
@@ -58,14 +57,21 @@ class RewardFunction:
                     returned = await call_in_thread(functools.partial(self.call, **accepted(self.call, arguments)))
                     if inspect.isawaitable(returned):
                         returned = await await_aside(returned)
+                    # In a thread, too: what was returned may have methods of the user's, or wait for a GPU.
+                    values: list[float | None] = await call_in_thread(functools.partial(read_values, returned, count))
+                    return values
             except Exception as error:  # the boundary to user code, which may raise anything
                 if deadline.expired():
-                    raise failure(f"{where}: took longer than its timeout of {self.timeout:g} s") from error
-                raise failure(f"{where}: {type(error).__name__}: {error}") from error
-        try:
-            return read_values(returned, count)
-        except ValueError as error:
-            raise failure(f"{where}: {error}") from error
+                    raise self.failure(prompt, f"took longer than its timeout of {self.timeout:g} s") from error
+                if isinstance(error, BadValue):
+                    raise self.failure(prompt, str(error)) from error
+                where = raised_in(self.call, error)
+                raise self.failure(prompt, f"{type(error).__name__}: {said(error)}{where}") from error
+
+    def failure(self, prompt: Prompt, reason: str) -> RewardError:
+        """What a call that failed raises, by `on_error`."""
+        kind = GroupUnscored if self.on_error == "drop_group" else RewardError
+        return kind(f"reward function {self.name!r}, prompt {prompt.prompt_id}: {reason}")
 
 
 async def score_group(
@@ -86,7 +92,7 @@ async def score_group(
     except* RewardError as failures:
         failure = min(failures.exceptions, key=lambda error: isinstance(error, GroupUnscored))
     else:
-        return _samples(functions, completions, texts, [task.result() for task in tasks])
+        return _samples(functions, prompt, completions, texts, [task.result() for task in tasks])
     raise failure
 
 
@@ -175,6 +181,7 @@ def _arguments(prompt: Prompt, completions: Sequence[Completion], texts: Sequenc
 
 def _samples(
     functions: Sequence[RewardFunction],
+    prompt: Prompt,
     completions: Sequence[Completion],
     texts: Sequence[str],
     columns: Sequence[list[float | None]],
@@ -183,7 +190,11 @@ def _samples(
     samples = []
     for completion, text, values in zip(completions, texts, zip(*columns, strict=True), strict=True):
         rewards = dict(zip(weights, values, strict=True))
-        reward = weighted_sum(rewards, weights)
+        try:
+            reward = weighted_sum(rewards, weights)
+        except BadSum as error:
+            at_fault = next(function for function in functions if function.name == error.function)
+            raise at_fault.failure(prompt, str(error)) from error
         samples.append(Sample(completion=completion, text=text, rewards=rewards, reward=reward))
     return samples
 

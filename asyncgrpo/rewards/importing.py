@@ -15,6 +15,7 @@ from typing import Any
 from asyncgrpo.config.sections import RewardSection
 from asyncgrpo.errors import ConfigError
 from asyncgrpo.rewards.functions import RewardFunction, with_unique_names
+from asyncgrpo.rewards.texts import said
 
 
 def from_config(sections: Sequence[RewardSection]) -> list[RewardFunction]:
@@ -45,8 +46,10 @@ def import_function(path: str) -> Callable[..., Any]:
         module = _run_file(Path(where).resolve()) if where.endswith(".py") else _import_module(where)
     except ConfigError:
         raise
-    except Exception as error:  # the module is the user's and may raise anything while it is imported
-        raise ConfigError(f"reward {path!r}: importing {where} failed: {type(error).__name__}: {error}") from error
+    except (Exception, SystemExit) as error:  # the module is the user's and may do anything while it is imported
+        raise ConfigError(
+            f"reward {path!r}: importing {where} failed: {type(error).__name__}: {said(error)}"
+        ) from error
     try:
         function = functools.reduce(getattr, attribute.split("."), module)
     except AttributeError as error:

@@ -14,6 +14,8 @@ import threading
 from collections.abc import Awaitable, Callable
 from typing import Any
 
+from asyncgrpo.rewards.texts import said
+
 
 async def call_in_thread(function: Callable[[], Any]) -> Any:
     """Run `function` in a thread of its own; return its result or raise its exception.
@@ -63,7 +65,7 @@ def _unpack(result: Any, error: BaseException | None) -> Any:
     if isinstance(error, Exception):
         raise error
     # A SystemExit or CancelledError of user code must not pass for our own.
-    raise RuntimeError(f"raised {type(error).__name__} {error}") from error
+    raise RuntimeError(f"raised {type(error).__name__} {said(error)}") from error
 
 
 @functools.cache

@@ -38,7 +38,12 @@ class SnapshotStore:
         sweep(parent)
         # Locked before it has the name that `sweep` of another run looks for.
         unnamed = self.folder.with_name(f".{self.folder.name}")
-        unnamed.mkdir(mode=0o700)
+        try:
+            unnamed.mkdir(mode=0o700)
+        except OSError as error:
+            raise ConfigError(
+                f"weights.shared_memory_dir={parent}: cannot write there: {error.strerror}; name another folder"
+            ) from error
         self._lock = os.open(unnamed / LOCK, os.O_CREAT | os.O_RDWR, 0o600)
         fcntl.flock(self._lock, fcntl.LOCK_EX)
         unnamed.rename(self.folder)

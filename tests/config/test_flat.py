@@ -8,7 +8,7 @@ import pytest
 
 from asyncgrpo.config import RunConfig
 from asyncgrpo.config.flat import AsyncGRPOConfig, flatten
-from asyncgrpo.config.names import DOTTED, ELSEWHERE, FIELDS, FLAT, TRAINER_ARGUMENTS
+from asyncgrpo.config.names import _RENAMED, DOTTED, ELSEWHERE, FIELDS, FLAT, TRAINER_ARGUMENTS
 from asyncgrpo.errors import ConfigError
 
 
@@ -132,6 +132,8 @@ def test_only_given_arguments_count_as_set() -> None:
         ),
         ({"top_p": 0.9}, "top_p=0.9 samples from a truncated distribution"),
         ({"reward_weights": 1.0}, "reward_weights = 1.0: expected one number per reward function"),
+        ({"reward_weights": [1e7]}, "reward_weights = [10000000.0]: expected at most 1e+06, either sign"),
+        ({"seed": -1}, "seed = -1: expected at least 0"),
         ({"reward_weights": ["a"]}, "reward_weights = ['a']: expected one number per reward function"),
         ({"reward_timeout": 0}, "reward_timeout = 0: expected seconds, more than 0"),
         ({"reward_on_error": "skip"}, "reward_on_error = 'skip': expected one of stop, drop_group"),
@@ -149,3 +151,9 @@ def test_advice_on_trl_arguments_names_settings_that_exist() -> None:
         assert name not in DOTTED, name
         for key in re.findall(r"<([^>]*)>", advice):
             assert key in FIELDS, (name, key)
+
+
+def test_the_names_that_differ_are_documented() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "coming_from_trl.md").read_text()
+    documented = re.findall(r"^\| `(\w+\.\w+)` \| `(\w+)` \|$", page, re.MULTILINE)
+    assert documented == [(key, name) for key, name in _RENAMED.items()]

@@ -147,6 +147,16 @@ def test_a_section_with_everything_commented_out_is_default(tmp_path: Path) -> N
         ("data: {chat_template_kwargs: 3}", "data.chat_template_kwargs = 3 (run.yaml:1): expected a mapping, as in"),
         ("generation: {num_generations: 1}", "generation.num_generations = 1 (run.yaml:1): expected at least 2"),
         (
+            "generation: {num_generations: 4097}",
+            "generation.num_generations = 4097 (run.yaml:1): expected at most 4096",
+        ),
+        ("run: {seed: -1}", "run.seed = -1 (run.yaml:1): expected at least 0"),
+        ("lora: {lora_r: 70000}", "lora.lora_r = 70000 (run.yaml:1): expected at most 65536"),
+        ("training: {groups_per_step: 70000}", "training.groups_per_step = 70000 (run.yaml:1): expected at most 65536"),
+        ("training: {num_train_epochs: 2e6}", "training.num_train_epochs = 2000000.0 (run.yaml:1): expected at most"),
+        ("objective: {epsilon_high: 2e6}", "objective.epsilon_high = 2000000.0 (run.yaml:1): expected at most"),
+        ("rewards: [{path: 'a:b', weight: -1e7}]", "rewards.0.weight = -10000000.0 (run.yaml:1): expected at least"),
+        (
             "training: {groups_per_step: 3, num_minibatches: 2}",
             "training.groups_per_step=3 does not divide into training.num_minibatches=2; valid: [1, 3]",
         ),

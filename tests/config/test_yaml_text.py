@@ -5,6 +5,8 @@ import pytest
 from asyncgrpo.config.yaml_text import dump, parse
 from asyncgrpo.errors import ConfigError
 
+BOMB = "a0: &a0 x\n" + "".join(f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 10)}]\n" for i in range(1, 40))
+
 
 @pytest.mark.parametrize(
     ("text", "value"),
@@ -74,6 +76,8 @@ def test_merged_settings_keep_the_line_where_they_are_written() -> None:
         ("a: !!set {b}", "x.yaml: only plain text, numbers, lists and mappings"),
         ("a: !!python/name:os.system", "x.yaml:1: not valid YAML: could not determine a constructor"),
         ("a: 1\n---\nb: 2", "x.yaml:2: not valid YAML: but found another document"),
+        ("a: " + "[" * 5000, "x.yaml: is nested too deeply"),
+        (BOMB, "x.yaml: has more than 100000 entries when its aliases are written out"),
     ],
 )
 def test_what_is_not_yaml_is_refused_with_its_line(text: str, message: str) -> None:

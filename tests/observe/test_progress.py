@@ -122,3 +122,18 @@ def test_stream_without_the_signs_gets_replacements() -> None:
     with Progress(14, stream) as progress:
         progress.step(RECORD)
     assert b"reward -0.512 ?0.210  412 tok/s" in stream.buffer.getvalue()  # type: ignore[attr-defined]
+
+
+class ClosedPipe(io.StringIO):
+    def write(self, text: str) -> int:
+        raise BrokenPipeError(32, "Broken pipe")
+
+
+def test_output_that_nobody_reads_any_more_does_not_end_the_run(caplog: pytest.LogCaptureFixture) -> None:
+    with Progress(14, stream=ClosedPipe()) as progress:
+        with progress.phase("starting"):
+            pass
+        progress.step(RECORD)
+    assert [record.message for record in caplog.records] == [
+        "nothing more is shown: output failed: [Errno 32] Broken pipe"
+    ]

@@ -122,3 +122,10 @@ def test_moving_average_leaves_nan_out() -> None:
 def test_plot_needs_a_step(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="no steps"):
         plot_run([], tmp_path / "reward.png", "demo")
+
+
+def test_a_run_that_stopped_early_is_called_interrupted(tmp_path: Path) -> None:
+    folder = run_of_three_steps(tmp_path)
+    assert write_summary(folder, target_steps=5).startswith("# demo: interrupted after 3 of 5 steps in ")
+    assert json.loads(folder.summary_json.read_text())["target_steps"] == 5
+    assert write_summary(folder, target_steps=3).startswith("# demo: 3 steps in ")

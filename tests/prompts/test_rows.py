@@ -5,10 +5,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pyarrow
+import pyarrow.parquet
 import pytest
 from datasets import Dataset, DatasetDict
 
 from asyncgrpo.config import RunConfig
+from asyncgrpo.config.sections import DataSection
 from asyncgrpo.errors import ConfigError, DataError
 from asyncgrpo.prompts import load_rows
 
@@ -123,6 +126,10 @@ def test_a_system_message_beside_the_system_prompt() -> None:
         ("a.json", '{"prompt": "a"}', "expected a list of objects, found dict"),
         ("a.parquet", "nonsense", "not a Parquet file"),
         ("a.csv", "prompt\na\n", "unknown kind of file '.csv'"),
+        ("a.jsonl", '{"prompt": "a"}\n{"prompt": "\\ud800"}\n', "a.jsonl: row 1: half of a surrogate pair"),
+        ("a.jsonl", '{"prompt": "a"}\n{"prompt": "b", "n": %s}' % ("1" * 5000), "a.jsonl:2: cannot be read: Exceeds"),
+        ("a.json", '[{"prompt": "b", "n": %s}]' % ("1" * 5000), "a.json: cannot be read: Exceeds"),
+        ("a.jsonl", '{"prompt": %s}' % ("[" * 100_000), "a.jsonl:1: cannot be read: maximum recursion depth"),
     ],
 )
 def test_refused_files(tmp_path: Path, name: str, content: str, message: str) -> None:
@@ -141,3 +148,23 @@ def test_a_missing_file_is_not_looked_up_on_the_hub(name: str) -> None:
 def test_no_dataset_at_all() -> None:
     with pytest.raises(ConfigError, match=r"data\.dataset is not set"):
         load_rows(configured())
+
+
+@pytest.mark.parametrize("name", ["x" * 5000, "a\0b", "\ud800"])
+def test_a_name_that_no_path_can_have(name: str) -> None:
+    with pytest.raises(DataError, match=r"data\.dataset=.*"):
+        load_rows(configured().model_copy(update={"data": DataSection.model_construct(dataset=name)}))
+
+
+@pytest.mark.parametrize("name", ["rows.jsonl", "rows.json"])
+def test_a_byte_order_mark_is_skipped(tmp_path: Path, name: str) -> None:
+    path = jsonl(tmp_path) if name.endswith("l") else json_list(tmp_path)
+    path.write_text(path.read_text(), encoding="utf-8-sig")
+    assert load_rows(configured(dataset=str(path)))[1] == ROWS[1]
+
+
+def test_parquet_with_a_column_twice(tmp_path: Path) -> None:
+    table = pyarrow.table([pyarrow.array(["a"]), pyarrow.array(["b"])], names=["prompt", "prompt"])
+    pyarrow.parquet.write_table(table, tmp_path / "rows.parquet")
+    with pytest.raises(DataError, match="has more than one column 'prompt'"):
+        load_rows(configured(dataset=str(tmp_path / "rows.parquet")))

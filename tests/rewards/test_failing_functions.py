@@ -1,6 +1,7 @@
 """Reward functions that raise, hang, sleep or end the process harm nothing but their own call."""
 
 import asyncio
+import json
 import threading
 import time
 from typing import Any
@@ -131,7 +132,7 @@ async def test_a_timeout_raised_by_the_function_is_its_own_error() -> None:
     def judge(**_: Any) -> Any:
         raise TimeoutError("judge is slow")
 
-    assert (await refusal(judge)).endswith("TimeoutError: judge is slow")
+    assert "prompt 0-7: TimeoutError: judge is slow (" in await refusal(judge)
 
 
 async def test_the_first_failure_abandons_the_other_functions() -> None:
@@ -182,3 +183,59 @@ async def test_calls_of_one_function_are_bounded() -> None:
         for _ in range(2 * MAX_CALLS):
             group.create_task(score_group(built, prompt(), COMPLETIONS, TEXTS))
     assert 1 < most <= MAX_CALLS
+
+
+class Hostile:
+    """An object whose every method raises."""
+
+    def tolist(self) -> Any:
+        raise SystemExit("tolist")
+
+    def __repr__(self) -> str:
+        raise ValueError("repr")
+
+
+class Unspeakable(Exception):
+    def __str__(self) -> str:
+        raise ValueError("str")
+
+
+async def test_a_returned_object_whose_methods_raise_is_a_failed_call() -> None:
+    assert "RuntimeError: raised SystemExit tolist" in await refusal(lambda **_: Hostile())
+    assert "returned the Hostile <repr raised ValueError> for completion 0" in await refusal(
+        lambda **_: [Hostile(), 1.0, 1.0]
+    )
+
+
+async def test_an_error_without_a_text_and_one_with_a_long_text() -> None:
+    def unspeakable(**_: Any) -> Any:
+        raise Unspeakable
+
+    def verbose(**_: Any) -> Any:
+        raise ValueError("x" * 10_000)
+
+    assert "Unspeakable: <str raised ValueError>" in await refusal(unspeakable)
+    assert f"ValueError: {'x' * 500}… (" in await refusal(verbose)
+
+
+@pytest.mark.parametrize("kind", [ValueError, SystemExit])
+async def test_the_line_of_the_function_that_raised_is_named(kind: type[BaseException]) -> None:
+    def helper() -> Any:
+        raise kind("no")
+
+    def broken(**_: Any) -> Any:
+        return json.loads("{}", object_hook=lambda _: helper())
+
+    line = helper.__code__.co_firstlineno + 1
+    assert (await refusal(broken)).endswith(f"({__file__}:{line})")
+
+
+@pytest.mark.parametrize(("on_error", "kind"), [("stop", RewardError), ("drop_group", GroupUnscored)])
+async def test_a_sum_that_is_too_large_names_function_value_and_weight(on_error: Any, kind: type[RewardError]) -> None:
+    def huge(**_: Any) -> Any:
+        return [1.0, 1e308, 1.0]
+
+    built = from_callables([lambda **_: [0.0] * 3, huge], [1.0, 100.0], on_error=on_error)
+    with pytest.raises(RewardError, match=r"'huge', prompt 0-7: value 1e\+308 with weight 100 makes") as caught:
+        await score_group(built, prompt(), COMPLETIONS, TEXTS)
+    assert type(caught.value) is kind

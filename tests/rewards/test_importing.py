@@ -95,7 +95,12 @@ def test_paths_that_lead_nowhere(file: Path, path: str, message: str) -> None:
 
 @pytest.mark.parametrize(
     ("source", "message"),
-    [("def f(:\n", "SyntaxError"), ("import gone_xyz", "ModuleNotFoundError"), ("raise RuntimeError('no')", "no")],
+    [
+        ("def f(:\n", "SyntaxError"),
+        ("import gone_xyz", "ModuleNotFoundError"),
+        ("raise RuntimeError('no')", "no"),
+        ("import sys; sys.exit(3)", "SystemExit: 3"),
+    ],
 )
 def test_a_file_that_cannot_be_run(tmp_path: Path, source: str, message: str) -> None:
     (tmp_path / "broken.py").write_text(source)

@@ -1,13 +1,14 @@
 """What a reward function may return, and the words in which everything else is refused."""
 
 import math
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from asyncgrpo.rewards.values import read_values, weighted_sum
+from asyncgrpo.rewards.values import BadSum, read_values, weighted_sum
 
 
 @pytest.mark.parametrize(
@@ -47,6 +48,10 @@ def test_returned_numbers(returned: Any) -> None:
         ([1.0, math.nan, 3.0], "returned nan for completion 1; where a function does not apply, return None"),
         ([1.0, 2.0, math.inf], "returned inf for completion 2"),
         ([1.0, 2.0, 1j], "returned the complex 1j for completion 2"),
+        ([1.0, 2.0, 10**400], "returned the int 1000"),
+        ([1.0, 2.0, 10**5000], "returned the int <repr raised ValueError> for completion 2, expected a finite number"),
+        ([1.0, 2.0, Fraction(10**400)], "returned the Fraction Fraction(1000"),
+        ([torch.ones(2), 1.0, 1.0], "returned the Tensor tensor([1., 1.]) for completion 0, expected a finite number"),
     ],
 )
 def test_refused_values(returned: Any, message: str) -> None:
@@ -64,3 +69,13 @@ def test_weighted_sum() -> None:
     assert weighted_sum({"a": 1.0, "b": 10.0}, weights) == 7.0
     assert weighted_sum({"a": None, "b": 10.0}, weights) == 5.0
     assert math.isnan(weighted_sum({"a": None, "b": None}, weights))
+
+
+@pytest.mark.parametrize(
+    ("rewards", "function"),
+    [({"a": 1.0, "b": 1e31}, "b"), ({"a": 1e308, "b": -1e308}, "a"), ({"a": 7e29, "b": 6e29}, "a")],
+)
+def test_a_sum_beyond_what_the_learner_can_compute_with(rewards: dict[str, float | None], function: str) -> None:
+    with pytest.raises(BadSum) as caught:
+        weighted_sum(rewards, {"a": 1.0, "b": 1.0})
+    assert caught.value.function == function
