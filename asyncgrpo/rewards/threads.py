@@ -7,9 +7,9 @@ library would instead wait for it when the process ends.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import contextvars
 import functools
+import inspect
 import threading
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -27,7 +27,9 @@ async def call_in_thread(function: Callable[[], Any]) -> Any:
     context = contextvars.copy_context()
 
     def deliver(result: Any, error: BaseException | None) -> None:
-        if not done.done():
+        if done.done():
+            close_unstarted(result)  # whoever waited has gone
+        else:
             done.set_result((result, error))
 
     def run() -> None:
@@ -36,8 +38,10 @@ async def call_in_thread(function: Callable[[], Any]) -> Any:
             result = context.run(function)
         except BaseException as raised:  # handed to whoever waits
             error = raised
-        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
+        try:
             loop.call_soon_threadsafe(deliver, result, error)
+        except RuntimeError:  # the loop is closed: nobody waits any more
+            close_unstarted(result)
 
     threading.Thread(target=run, name="reward", daemon=True).start()
     return _unpack(*await done)
@@ -56,7 +60,17 @@ async def await_aside(awaitable: Awaitable[Any]) -> Any:
         except BaseException as raised:  # handed to whoever waits
             return None, raised
 
-    return _unpack(*await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(outcome(), _loop_of_user_code())))
+    loop = _loop_of_user_code()
+    try:
+        return _unpack(*await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(outcome(), loop)))
+    finally:
+        loop.call_soon_threadsafe(close_unstarted, awaitable)
+
+
+def close_unstarted(result: Any) -> None:
+    """End a coroutine that was never begun, which Python would complain of at some later time."""
+    if inspect.iscoroutine(result) and inspect.getcoroutinestate(result) == inspect.CORO_CREATED:
+        result.close()
 
 
 def _unpack(result: Any, error: BaseException | None) -> Any:

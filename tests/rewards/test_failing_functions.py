@@ -239,3 +239,27 @@ async def test_a_sum_that_is_too_large_names_function_value_and_weight(on_error:
     with pytest.raises(RewardError, match=r"'huge', prompt 0-7: value 1e\+308 with weight 100 makes") as caught:
         await score_group(built, prompt(), COMPLETIONS, TEXTS)
     assert type(caught.value) is kind
+
+
+async def test_a_coroutine_that_nobody_waits_for_any_more_is_closed() -> None:
+    import gc
+
+    released, made = threading.Event(), []
+
+    async def late(**_: Any) -> list[float]:
+        return [0.0] * 3
+
+    def slow_to_make_it(**_: Any) -> Any:
+        released.wait(5)
+        made.append(late())
+        return made[0]
+
+    scoring = asyncio.create_task(scored([slow_to_make_it]))
+    await asyncio.sleep(0.1)
+    scoring.cancel()
+    await asyncio.gather(scoring, return_exceptions=True)
+    released.set()
+    while not made or made[0].cr_frame is not None:  # noqa: ASYNC110 (it is made in another thread)
+        await asyncio.sleep(0.01)
+    made.clear()
+    gc.collect()  # warnings are errors: a coroutine that was never awaited would raise here
