@@ -102,7 +102,7 @@ async def test_a_signal_ends_the_run_after_the_step_in_hand(tiny_model: Path, tm
         assert engine.core.paused is None
     steps = len(Run(tmp_path).steps)
     assert 1 <= steps < 50
-    assert f"# run: {steps} steps" in run.output
+    assert f"# run: interrupted after {steps} of 500 steps" in run.output
     assert "model.safetensors" in os.listdir(tmp_path / "run" / "final_model")
     assert left(tmp_path) == []
 
