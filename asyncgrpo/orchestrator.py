@@ -38,8 +38,8 @@ from asyncgrpo.types import Batch, Completion, Group, Prompt, Sample, Snapshot, 
 
 logger = logging.getLogger(__name__)
 
-MISMATCH_NATS = 0.1
-"""KL of behaviour from proximal policy, per token, above which a step is warned of. Staleness alone stays far below."""
+MISMATCH_NATS, MISMATCH_STEPS = 0.3, 3
+"""KL of behaviour from proximal policy, per token, that is warned of when it lasts; one large update may exceed it."""
 
 
 class Orchestrator:
@@ -64,6 +64,7 @@ class Orchestrator:
         session.metrics.buffer_slots_held.set_function(lambda: self.buffer.contract.slots_held)
         self.steps_done = 0
         self._counted: Counter[str] = Counter()  # drops by fate that /metrics knows of
+        self._mismatches_in_a_row = 0
         self._failures_in_a_row: Counter[str] = Counter()  # by reason
 
     async def run(self) -> None:
@@ -214,10 +215,12 @@ class Orchestrator:
     def _warn_of_mismatch(self, record: StepRecord) -> None:
         """The probe proves publishes before the first step; later, an engine that ignores them shows here."""
         divergence = record.get("policy_kl_nats/behaviour_proximal")
-        if isinstance(divergence, float) and divergence > MISMATCH_NATS:
+        is_large = isinstance(divergence, float) and divergence > MISMATCH_NATS
+        self._mismatches_in_a_row = self._mismatches_in_a_row + 1 if is_large else 0
+        if self._mismatches_in_a_row >= MISMATCH_STEPS:
             logger.warning(
-                "step %s: engines and learner are %.2f nats per token apart (KL of behaviour from proximal policy); "
-                "if it stays so, an engine may not load what is published, or the learning rate is too high",
+                "step %s: engines and learner stay %.2f nats per token apart (KL of behaviour from proximal policy); "
+                "an engine may not load what is published, or the learning rate is too high",
                 record["step"],
                 divergence,
             )
