@@ -16,7 +16,7 @@ from run_cases import HERE, make_job, opened, run_config
 from asyncgrpo.config import RunConfig
 from asyncgrpo.config.loading import load_config
 from asyncgrpo.errors import AsyncGRPOError, ConfigError, DataError, EngineUnavailable, RunFolderError
-from asyncgrpo.preflight import check_model_path, prepare, total_steps, within_context
+from asyncgrpo.preflight import check_model_path, model_setting, prepare, total_steps, within_context
 from asyncgrpo.testing.fake_engine import FakeEngine
 
 REWARDS = "def correct(completions, answer):\n    return [float(a in c) for a, c in zip(answer, completions)]\n"
@@ -220,3 +220,9 @@ def test_prompts_get_what_completions_leave_of_the_context(tiny_model: Path) -> 
 def context_config(folder: Path, max_completion_length: int) -> RunConfig:
     sections = {"model": {"path": str(folder)}, "generation": {"max_completion_length": max_completion_length}}
     return RunConfig.model_validate(sections)
+
+
+def test_vocabulary_comes_from_the_models_configuration(tiny_model: Path) -> None:
+    config = context_config(tiny_model, max_completion_length=12)
+    assert model_setting(config, "vocab_size") == 272
+    assert model_setting(config, "no_such_setting") is None

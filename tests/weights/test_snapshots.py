@@ -113,3 +113,11 @@ def test_killing_the_owner_removes_the_folder(tmp_path: Path) -> None:
     while folder.exists() and time.monotonic() < until:
         time.sleep(0.02)
     assert not folder.exists()
+
+
+def test_a_parent_that_cannot_be_written_is_named() -> None:
+    with (
+        pytest.raises(ConfigError, match=r"weights\.shared_memory_dir=/proc: cannot write there"),
+        SnapshotStore("/proc"),
+    ):
+        pass
