@@ -16,7 +16,8 @@ from pydantic import PositiveFloat, create_model
 from asyncgrpo.config.names import DOTTED, FIELDS, flat
 from asyncgrpo.config.problems import unknown_key, validate
 from asyncgrpo.config.root import RunConfig
-from asyncgrpo.config.sections import LARGEST_WEIGHT, OnRewardError, Section
+from asyncgrpo.config.section import Section
+from asyncgrpo.config.sections import LARGEST_WEIGHT, OnRewardError
 from asyncgrpo.errors import ConfigError
 
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable
 from pydantic.fields import FieldInfo
 
 from asyncgrpo.config.root import RunConfig
-from asyncgrpo.config.sections import Section
+from asyncgrpo.config.section import Section
 
 SECTIONS: dict[str, type[Section]] = {
     name: info.annotation

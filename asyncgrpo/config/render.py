@@ -23,7 +23,7 @@ def render_config(loaded: LoadedConfig, *, docs: bool = False) -> str:
         for field in SECTIONS[section].model_fields:
             key = f"{section}.{field}"
             if docs:
-                lines += ["", f"  # {FIELDS[key].description}"]
+                lines += ["", *(f"  # {line}" for line in (FIELDS[key].description or "").splitlines())]
             lines.append(_line(f"  {field}: {yaml_text.dump(values[section][field])}", loaded.sources[key]))
         blocks.append(lines)
     return "\n\n".join("\n".join(lines) for lines in blocks) + "\n"

@@ -8,6 +8,9 @@ from urllib.parse import urlsplit
 from pydantic import model_validator
 
 from asyncgrpo.config.devices import check_devices
+from asyncgrpo.config.objective import ObjectiveSection
+from asyncgrpo.config.objective_checks import check_objective
+from asyncgrpo.config.section import Section
 from asyncgrpo.config.sections import (
     BufferSection,
     DataSection,
@@ -16,11 +19,9 @@ from asyncgrpo.config.sections import (
     LearnerSection,
     LoraSection,
     ModelSection,
-    ObjectiveSection,
     ObserveSection,
     RewardSection,
     RunSection,
-    Section,
     TrainingSection,
     WeightsSection,
 )
@@ -85,9 +86,19 @@ class RunConfig(Section):
             value: Any = getattr(generation, name)
             if value != off:
                 raise ValueError(
-                    f"generation.{name}={value} samples from a truncated distribution whose log-probabilities "
-                    f"the learner cannot reproduce; set generation.{name}={off}"
+                    f"generation.{name}={value} samples from a truncated distribution: which tokens it kept differs "
+                    "between the policies, and the engine does not say; adding the log of the kept mass would be no "
+                    f"correction; set generation.{name}={off}"
                 )
+        return self
+
+    @model_validator(mode="after")
+    def _objective_means_something(self) -> Self:
+        check_objective(
+            self.objective,
+            max_completion_length=self.generation.max_completion_length,
+            rewards=len(self.rewards),
+        )
         return self
 
     @model_validator(mode="after")

@@ -8,25 +8,19 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
+from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
+
+from asyncgrpo.config.objective import ObjectiveSection as ObjectiveSection
+from asyncgrpo.config.section import Fraction
+from asyncgrpo.config.section import Section as Section
 
 LARGEST_WEIGHT = 1e6
 """Of a reward, either sign."""
 
 Seconds = PositiveFloat
 OnRewardError = Literal["stop", "drop_group"]
-Fraction = Annotated[float, Field(gt=0.0, le=1.0)]
-ClipWidth = Annotated[float, Field(gt=0.0, le=1e6)]
 RewardWeight = Annotated[float, Field(ge=-LARGEST_WEIGHT, le=LARGEST_WEIGHT)]
 Decay = Annotated[float, Field(ge=0.0, lt=1.0)]
-
-
-class Section(BaseModel):
-    """Unknown keys are refused; a built configuration never changes."""
-
-    model_config = ConfigDict(
-        extra="forbid", frozen=True, allow_inf_nan=False, use_attribute_docstrings=True, protected_namespaces=()
-    )
 
 
 class RunSection(Section):
@@ -73,7 +67,7 @@ class DataSection(Section):
     """Shuffle rows anew in every epoch, seeded by run.seed."""
     max_prompt_length: PositiveInt | None = None
     """Prompts with more tokens are skipped and counted; none are cut."""
-    chat_template_kwargs: dict[str, Any] = {}
+    chat_template_kwargs: dict[str, Any] = Field(default={})
     """Passed to the tokenizer's chat template."""
 
 
@@ -151,25 +145,6 @@ class BufferSection(Section):
     """A group about to exceed S: the step waits for it (`wait`), or it is dropped and replaced (`drop`)."""
     stall_timeout: Seconds = 1800.0
     """Seconds a step may wait for groups before the run ends with an error."""
-
-
-class ObjectiveSection(Section):
-    loss_type: Literal["grpo", "dr_grpo", "bnpo", "dapo"] = "dapo"
-    """Mean over tokens: per sequence (grpo), by a constant (dr_grpo), of the minibatch (bnpo) or of the step (dapo)."""
-    epsilon: ClipWidth = 0.2
-    """Clip of the ratio current/proximal, below 1."""
-    epsilon_high: ClipWidth | None = None
-    """Clip above 1. Absent: epsilon."""
-    beta: NonNegativeFloat = 0.0
-    """Weight of the k3 KL divergence from the reference model. 0: no reference model is kept."""
-    importance_sampling_correction: Literal["none", "token_truncate"] = "token_truncate"
-    """Weight of proximal/behaviour: what engine mismatch and staleness changed."""
-    importance_sampling_cap: PositiveFloat = 2.0
-    """Largest weight of a token."""
-    scale_rewards: Literal["group", "none"] = "group"
-    """Divide centred rewards by the group's standard deviation, or not (Dr. GRPO)."""
-    mask_truncated_completions: bool = False
-    """Leave completions that hit max_completion_length out of the loss."""
 
 
 class TrainingSection(Section):

@@ -141,7 +141,8 @@ def test_a_section_with_everything_commented_out_is_default(tmp_path: Path) -> N
         ),
         (
             "objective: {loss_type: ppo}",
-            "objective.loss_type = \"ppo\" (run.yaml:1): expected one of 'grpo', 'dr_grpo', 'bnpo' or 'dapo'",
+            'objective.loss_type = "ppo" (run.yaml:1): expected one of '
+            "'grpo', 'dr_grpo', 'bnpo', 'dapo', 'luspo' or 'prompt_mean'",
         ),
         ("training: 3", "training = 3 (run.yaml:1): expected a mapping of fields"),
         ("data: {chat_template_kwargs: 3}", "data.chat_template_kwargs = 3 (run.yaml:1): expected a mapping, as in"),
@@ -244,4 +245,4 @@ def test_documentation_of_every_field_is_rendered() -> None:
     text = render_config(load_config(None), docs=True)
     for key, field in FIELDS.items():
         assert field.description, key
-        assert f"# {field.description}" in text
+        assert "\n".join(f"  # {line}" for line in field.description.splitlines()) in text

@@ -79,7 +79,7 @@ def build_objective(section: ObjectiveSection) -> Objective:
     """The objective that a configuration names."""
     corrections: dict[str, Correction] = {
         "none": no_correction,
-        "token_truncate": TokenTruncate(cap=section.importance_sampling_cap),
+        "token_truncate": TokenTruncate(cap=section.resolved_cap),
     }
     high = section.epsilon if section.epsilon_high is None else section.epsilon_high
     return Objective(

@@ -1,0 +1,17 @@
+"""The base of every section of a configuration."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import BaseModel, ConfigDict, Field
+
+Fraction = Annotated[float, Field(gt=0.0, le=1.0)]
+
+
+class Section(BaseModel):
+    """Unknown keys are refused; a built configuration never changes."""
+
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, allow_inf_nan=False, use_attribute_docstrings=True, protected_namespaces=()
+    )
