@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, get_args
 
 import numpy as np
@@ -18,6 +18,7 @@ from asyncgrpo.config.problems import unknown_key, validate
 from asyncgrpo.config.root import RunConfig
 from asyncgrpo.config.section import Section
 from asyncgrpo.config.sections import LARGEST_WEIGHT, OnRewardError
+from asyncgrpo.config.trl import from_trl
 from asyncgrpo.errors import ConfigError
 
 
@@ -39,6 +40,7 @@ _Generated: Any = create_model("_Generated", __base__=_TrainerSettings, **_field
 class AsyncGRPOConfig(_Generated):
     """Settings of a run, as keyword arguments. `asyncgrpo config` prints each with its documentation.
 
+    What TRL says in another way (`loss_type="cispo"`, `use_bias_correction_kl`, …) is taken too; see `trl.py`.
     Everything is checked here, also what needs more than one field. Raises ConfigError.
 
     Example:
@@ -47,11 +49,11 @@ class AsyncGRPOConfig(_Generated):
 
     def __init__(self, **arguments: Any) -> None:
         own = {name: arguments[name] for name in _TrainerSettings.model_fields if name in arguments}
-        sectioned = {name: value for name, value in arguments.items() if name not in own}
+        sectioned = from_trl({name: value for name, value in arguments.items() if name not in own})
         config = _validated(sectioned, {})
         super().__init__(**flatten(config), **_check_own(own))
         # Which values were given, not which have been filled in.
-        self.__pydantic_fields_set__.intersection_update(arguments)
+        self.__pydantic_fields_set__.intersection_update({*sectioned, *own})
 
     def to_run_config(self, **sections: Any) -> RunConfig:
         """The sections, with those given added: `model={"path": …}`, `data={"dataset": …}`, `rewards=[…]`.
@@ -78,8 +80,7 @@ def _validated(arguments: Mapping[str, Any], sections: Mapping[str, Any]) -> Run
     values: dict[str, Any] = {name: _plain(name, value) for name, value in sections.items()}
     for name, value in arguments.items():
         section, _, field = DOTTED[name].partition(".")
-        translated = _TRL_VALUES[name](value) if name in _TRL_VALUES else value
-        values.setdefault(section, {})[field] = _plain(name, translated)
+        values.setdefault(section, {})[field] = _plain(name, value)
     return validate(values, face=flat)
 
 
@@ -103,31 +104,6 @@ def _check_own(arguments: Mapping[str, Any]) -> dict[str, Any]:
 
 def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-
-
-def _urls(value: Any) -> Any:
-    """TRL has one server, given as text."""
-    return (value,) if isinstance(value, str) else value
-
-
-def _correction(value: Any) -> Any:
-    """TRL switches the correction on and off."""
-    return {True: "token_truncate", False: "none"}[value] if isinstance(value, bool) else value
-
-
-def _scale(value: Any) -> Any:
-    """TRL takes false for none and true for group as well."""
-    return {True: "group", False: "none"}[value] if isinstance(value, bool) else value
-
-
-_TRL_VALUES: dict[str, Callable[[Any], Any]] = {
-    "vllm_server_base_url": _urls,
-    "vllm_importance_sampling_correction": _correction,
-    "scale_rewards": _scale,
-    "chat_template_kwargs": lambda value: {} if value is None else value,
-    "min_p": lambda value: 0.0 if value is None else value,
-}
-"""How values that TRL allows are written here."""
 
 
 def _plain(name: str, value: Any) -> Any:

@@ -36,7 +36,8 @@ _RENAMED = {
     "engines.max_model_len": "vllm_max_model_length",
     "engines.startup_timeout": "vllm_server_timeout",
     "objective.importance_sampling_correction": "vllm_importance_sampling_correction",
-    "objective.importance_sampling_cap": "vllm_importance_sampling_cap",
+    "objective.importance_sampling_cap": "vllm_importance_sampling_clip_max",
+    "objective.importance_sampling_min": "vllm_importance_sampling_clip_min",
     # Names that mean something only beside their section.
     "engines.devices": "vllm_devices",
     "engines.dtype": "vllm_dtype",
@@ -63,22 +64,22 @@ _NOT_YET = "this version does not have it"
 
 _WITHOUT_COUNTERPART = """
     accelerator_config auto_find_batch_size average_tokens_across_devices batch_eval_metrics bf16_full_eval
-    cache_implementation cast_lm_head_to_fp32 dataloader_drop_last dataloader_in_order
-    dataloader_multiprocessing_context dataloader_num_workers dataloader_persistent_workers dataloader_pin_memory
-    dataloader_prefetch_factor ddp_backend ddp_broadcast_buffers ddp_bucket_cap_mb ddp_find_unused_parameters
-    ddp_static_graph ddp_timeout debug deepspeed disable_tqdm do_eval do_predict do_train ds3_gather_for_generation
-    enable_jit_checkpoint eval_accumulation_steps eval_delay eval_do_concat_batches eval_on_start
-    eval_use_gather_object fork_threshold_tokens fp16_full_eval fsdp fsdp_config full_determinism generation_kwargs
-    greater_is_better hub_always_push hub_model_id hub_private_repo hub_revision hub_strategy hub_token
-    ignore_data_skip include_for_metrics include_num_input_tokens_seen label_names label_smoothing_factor
-    length_column_name liger_kernel_config load_best_model_at_end local_rank log_completions_hub_repo
-    log_level_replica log_on_each_node log_unique_prompts logging_first_step logging_nan_inf_filter
-    lr_scheduler_kwargs metric_for_best_model neftune_noise_alpha num_completions_to_print optim_args
-    optim_target_modules pad_to_multiple_of parallelism_config prediction_loss_only project ref_model_mixup_alpha
-    ref_model_sync_steps restore_callback_states_from_checkpoint router_aux_loss_coef sapo_temperature_neg
-    sapo_temperature_pos save_on_each_node save_only_model skip_memory_metrics tf32 torch_compile_backend
-    torch_compile_mode torch_empty_cache_steps trackio_bucket_id trackio_space_id trackio_static_space_id use_cache
-    use_transformers_paged vespo_k_neg vespo_k_pos vespo_lambda_neg vespo_lambda_pos vllm_structured_outputs_regex
+    cache_implementation dataloader_drop_last dataloader_in_order dataloader_multiprocessing_context
+    dataloader_num_workers dataloader_persistent_workers dataloader_pin_memory dataloader_prefetch_factor ddp_backend
+    ddp_broadcast_buffers ddp_bucket_cap_mb ddp_find_unused_parameters ddp_static_graph ddp_timeout debug deepspeed
+    disable_tqdm do_eval do_predict do_train ds3_gather_for_generation enable_jit_checkpoint eval_accumulation_steps
+    eval_delay eval_do_concat_batches eval_on_start eval_use_gather_object fork_threshold_tokens fp16_full_eval fsdp
+    fsdp_config full_determinism generation_kwargs greater_is_better hub_always_push hub_model_id hub_private_repo
+    hub_revision hub_strategy hub_token ignore_data_skip include_for_metrics include_num_input_tokens_seen label_names
+    label_smoothing_factor length_column_name liger_kernel_config load_best_model_at_end local_rank
+    log_completions_hub_repo log_level_replica log_multimodal log_on_each_node log_unique_prompts logging_first_step
+    logging_nan_inf_filter lr_scheduler_kwargs metric_for_best_model neftune_noise_alpha num_completions_to_print
+    optim_args optim_target_modules pad_to_multiple_of parallelism_config prediction_loss_only project
+    ref_model_mixup_alpha ref_model_sync_steps restore_callback_states_from_checkpoint router_aux_loss_coef
+    save_on_each_node save_only_model skip_memory_metrics tf32 torch_compile_backend torch_compile_mode
+    torch_empty_cache_steps trackio_bucket_id trackio_space_id trackio_static_space_id
+    transformers_continuous_batching_config use_cache use_transformers_continuous_batching use_transformers_paged
+    vllm_structured_outputs_regex
 """
 
 ELSEWHERE: dict[str, str] = {
@@ -95,7 +96,7 @@ ELSEWHERE: dict[str, str] = {
     "vllm_server_port": "use <engines.urls>",
     "vllm_group_port": "ports between engines and learner are picked free",
     "vllm_model_impl": "use <engines.extra_args>",
-    "vllm_importance_sampling_clip_max": "use <objective.importance_sampling_cap>",
+    "vllm_importance_sampling_cap": "use <objective.importance_sampling_cap>",
     "vllm_importance_sampling_mode": "use <objective.importance_sampling_correction>",
     "weight_sync_timeout": "use <weights.publish_timeout>",
     "weight_sync_steps": "every step is published",
@@ -118,15 +119,12 @@ ELSEWHERE: dict[str, str] = {
     "report_to": "metrics are served on <observe.metrics_port> and written below <run.output_dir>",
     "run_name": "the run is named by <run.output_dir>",
     "overwrite_output_dir": "a run never overwrites; choose another <run.output_dir>",
-    "importance_sampling_level": f"{_NOT_YET}; ratios are per token",
-    "vllm_importance_sampling_clip_min": _NOT_YET,
     "repetition_penalty": f"{_NOT_YET}: the learner could not reproduce the engine's log-probabilities",
-    "delta": _NOT_YET,
-    "top_entropy_quantile": _NOT_YET,
-    "off_policy_mask_threshold": _NOT_YET,
-    "multi_objective_aggregation": _NOT_YET,
     "sync_ref_model": f"{_NOT_YET}; the reference model is the initial one",
-    "entropy_coef": _NOT_YET,
+    **dict.fromkeys(
+        ("use_adaptive_entropy", "entropy_coef_min", "entropy_coef_max", "entropy_coef_delta", "entropy_target"),
+        f"{_NOT_YET}; <objective.entropy_coef> stays what it is",
+    ),
     "max_tool_calling_iterations": _NOT_YET,
     "save_steps": f"{_NOT_YET}; the final model is saved",
     "save_strategy": f"{_NOT_YET}; the final model is saved",
@@ -144,7 +142,7 @@ ELSEWHERE: dict[str, str] = {
     "remove_unused_columns": "every column reaches the reward functions that name it or take **columns",
     "use_liger_kernel": "not needed: the learner never holds all logits at once",
     "use_liger_loss": "not needed: the learner never holds all logits at once",
-    "use_bias_correction_kl": "the KL term is always weighted by current/proximal",
+    "use_bias_correction_kl": "use <objective.kl_weight>",
     "disable_dropout": "the model's dropout is always off; see <lora.lora_dropout>",
     **dict.fromkeys(_WITHOUT_COUNTERPART.split(), "TRL has it, asyncgrpo has nothing like it; leave it out"),
 }

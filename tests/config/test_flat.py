@@ -1,5 +1,6 @@
 """The flat class holds the same settings as the sections, each under exactly one name."""
 
+import dataclasses
 import re
 from pathlib import Path
 
@@ -39,6 +40,8 @@ def other_value(key: str) -> object:
         "engines.max_model_len": 4096,
         "training.num_minibatches": 2,
         "learner.mode": "process",
+        "objective.delta": 4.0,
+        "objective.dual_clip": 3.0,
     }
     if key in special:
         return special[key]
@@ -58,12 +61,23 @@ def other_value(key: str) -> object:
     return "text"
 
 
+def needed_beside(key: str) -> dict[str, object]:
+    """Fields of the same section without which a setting would have no effect, and be refused."""
+    section, _, field = key.partition(".")
+    gates = {"gate_cap": "cispo", "gate_threshold": "gmpo"}
+    gate = gates.get(field) or next((name for name in ("sapo", "vespo") if field.startswith(name)), None)
+    if section == "objective" and gate:
+        return {"gate": gate}
+    return {"beta": 0.1} if field in ("kl_estimator", "kl_weight") else {}
+
+
 @pytest.mark.parametrize("key", sorted(FLAT))
 def test_round_trip_of_every_field(key: str) -> None:
-    arguments = AsyncGRPOConfig(**{FLAT[key]: other_value(key)})
-    config = arguments.to_run_config()
     section, _, field = key.partition(".")
-    plain = RunConfig.model_validate({section: {field: other_value(key)}})
+    values = {field: other_value(key), **needed_beside(key)}
+    arguments = AsyncGRPOConfig(**{FLAT[f"{section}.{name}"]: value for name, value in values.items()})
+    config = arguments.to_run_config()
+    plain = RunConfig.model_validate({section: values})
     assert config == plain
     assert flatten(config) == {name: getattr(arguments, name) for name in DOTTED}
     assert AsyncGRPOConfig(**flatten(config)).to_run_config() == config
@@ -99,6 +113,74 @@ def test_values_as_trl_takes_them() -> None:
     assert arguments.reward_weights == (1.0, 0.5)
 
 
+@pytest.mark.parametrize(
+    ("arguments", "objective"),
+    [
+        ({"loss_type": "dapo", "epsilon_high": 0.28}, {"loss_type": "dapo", "epsilon_high": 0.28}),
+        ({"loss_type": "cispo"}, {"gate": "cispo", "loss_type": "dapo"}),
+        ({"loss_type": "cispo", "epsilon_high": 4.0}, {"gate": "cispo", "loss_type": "dapo", "gate_cap": 4.0}),
+        ({"loss_type": "cispo", "gate_cap": 4.0}, {"gate": "cispo", "loss_type": "dapo", "gate_cap": 4.0}),
+        (
+            {"loss_type": "sapo", "sapo_temperature_neg": 1.1},
+            {"gate": "sapo", "loss_type": "grpo", "sapo_temperature_neg": 1.1},
+        ),
+        ({"loss_type": "vespo", "vespo_k_pos": 1.5}, {"gate": "vespo", "loss_type": "dapo", "vespo_k_pos": 1.5}),
+        (
+            {"loss_type": "luspo", "importance_sampling_level": "sequence"},
+            {"loss_type": "luspo", "importance_sampling_level": "sequence"},
+        ),
+        (
+            {"delta": 4.0, "top_entropy_quantile": 0.2, "off_policy_mask_threshold": 0.5, "entropy_coef": 0.01},
+            {"delta": 4.0, "top_entropy_quantile": 0.2, "off_policy_mask_threshold": 0.5, "entropy_coef": 0.01},
+        ),
+        (
+            {"multi_objective_aggregation": "normalize_then_sum"},
+            {"multi_objective_aggregation": "normalize_then_sum"},
+        ),
+        ({"scale_rewards": "batch"}, {"scale_rewards": "batch"}),
+        ({"scale_rewards": False}, {"scale_rewards": "none"}),
+        ({"beta": 0.1, "use_bias_correction_kl": False}, {"beta": 0.1, "kl_weight": "none"}),
+        ({"beta": 0.1, "use_bias_correction_kl": True}, {"beta": 0.1, "kl_weight": "proximal"}),
+        ({"vllm_importance_sampling_correction": True}, {"importance_sampling_correction": "token_truncate"}),
+        ({"vllm_importance_sampling_mode": "token_mask"}, {"importance_sampling_correction": "token_mask"}),
+        (
+            {
+                "vllm_importance_sampling_correction": True,
+                "vllm_importance_sampling_mode": "sequence_mask",
+                "vllm_importance_sampling_clip_max": 3.0,
+                "vllm_importance_sampling_clip_min": 0.5,
+            },
+            {
+                "importance_sampling_correction": "sequence_mask",
+                "importance_sampling_cap": 3.0,
+                "importance_sampling_min": 0.5,
+            },
+        ),
+        (
+            {"vllm_importance_sampling_correction": False, "vllm_importance_sampling_mode": "sequence_mask"},
+            {"importance_sampling_correction": "none"},
+        ),
+        ({"vllm_importance_sampling_correction": "icepop"}, {"importance_sampling_correction": "icepop"}),
+        ({"vllm_importance_sampling_cap": 4.0}, {"importance_sampling_cap": 4.0}),
+        (
+            {"vllm_importance_sampling_cap": None, "vllm_importance_sampling_clip_max": 4},
+            {"importance_sampling_cap": 4},
+        ),
+    ],
+)
+def test_the_objective_as_trl_writes_it(arguments: dict[str, object], objective: dict[str, object]) -> None:
+    config = AsyncGRPOConfig(**arguments)
+    assert config.to_run_config() == RunConfig.model_validate({"objective": objective})
+    assert {DOTTED[name] for name in config.model_fields_set} == {f"objective.{name}" for name in objective}
+
+
+def test_trl_is_known_completely() -> None:
+    """Each of its arguments is a setting, is translated, or is answered with advice."""
+    trl = pytest.importorskip("trl")
+    names = {field.name for field in dataclasses.fields(trl.GRPOConfig)}
+    assert names - set(DOTTED) - set(ELSEWHERE) == set()
+
+
 def test_only_given_arguments_count_as_set() -> None:
     assert AsyncGRPOConfig(max_steps=3).model_fields_set == {"max_steps"}
 
@@ -130,6 +212,35 @@ def test_only_given_arguments_count_as_set() -> None:
             {"groups_per_step": 3, "num_minibatches": 2},
             "groups_per_step=3 does not divide into num_minibatches=2; valid: [1, 3]",
         ),
+        (
+            {"loss_type": "cispo", "gate": "clip"},
+            "loss_type means gate='cispo', but gate='clip' is given; leave one out",
+        ),
+        (
+            {"loss_type": "cispo", "epsilon_high": 5.0, "gate_cap": 4.0},
+            "epsilon_high means gate_cap=5.0, but gate_cap=4.0 is given; leave one out",
+        ),
+        (
+            {"vllm_importance_sampling_correction": "icepop", "vllm_importance_sampling_mode": "token_mask"},
+            "vllm_importance_sampling_mode means vllm_importance_sampling_correction='token_mask', but ",
+        ),
+        (
+            {"vllm_importance_sampling_cap": 2.0, "vllm_importance_sampling_clip_max": 3.0},
+            "vllm_importance_sampling_cap means vllm_importance_sampling_clip_max=2.0, but ",
+        ),
+        (
+            {"beta": 0.1, "kl_weight": "behaviour", "use_bias_correction_kl": False},
+            "use_bias_correction_kl means kl_weight='none', but kl_weight='behaviour' is given; leave one out",
+        ),
+        (
+            {"vllm_importance_sampling_mode": "median_mask"},
+            'vllm_importance_sampling_correction = "median_mask": expected one of',
+        ),
+        (
+            {"gate": "cispo", "epsilon_high": 5.0},
+            "epsilon_high=5.0 has no effect with gate=cispo (its bounds: gate_cap); leave it out, or set gate to clip",
+        ),
+        ({"use_adaptive_entropy": True}, "unknown setting 'use_adaptive_entropy'; this version does not have it; "),
         ({"top_p": 0.9}, "top_p=0.9 samples from a truncated distribution"),
         ({"reward_weights": 1.0}, "reward_weights = 1.0: expected one number per reward function"),
         ({"reward_weights": [1e7]}, "reward_weights = [10000000.0]: expected at most 1e+06, either sign"),
