@@ -20,8 +20,8 @@ from asyncgrpo.config.objective import (
 PRODUCT_GATES = ("vespo", "topr", "aipo", "dppo_tv", "dppo_kl", "m2po")
 """Gates on current/behaviour: the correction's weight of a token times its ratio."""
 
-_SAMPLE_WEIGHTS = ("sequence_truncate", "sequence_mask", "geometric_truncate", "geometric_mask")
-"""Corrections with one weight for all tokens of a sample."""
+_SAMPLE_WEIGHTS = ("sequence_truncate", "sequence_mask", "geometric_truncate")
+"""Corrections with one weight for all tokens of a sample. (VESPO gates whole samples, and takes them.)"""
 
 _TOKEN_GATES = ("gmpo", *PRODUCT_GATES)
 """Gates that combine the ratios of tokens by themselves, if at all."""
@@ -60,9 +60,9 @@ def _check_advantages(objective: ObjectiveSection, max_completion_length: int, r
     baseline, scale = objective.advantage_baseline, objective.scale_rewards
     if scale == "group" and baseline in ("batch_mean", "none"):
         raise ValueError(
-            f"objective.scale_rewards=group with objective.advantage_baseline={baseline}: a group of equal rewards has "
-            "a standard deviation of 0, by which its rewards would be divided; set objective.scale_rewards to batch or "
-            "none"
+            f"objective.scale_rewards=group with objective.advantage_baseline={baseline} divides by the spread inside "
+            "a group, which can be next to nothing, a distance from outside of it; set objective.scale_rewards to "
+            "batch or none"
         )
     if scale == "mean" and baseline != "group_mean":
         raise ValueError(
@@ -151,11 +151,11 @@ def _check_anchor(objective: ObjectiveSection) -> None:
             f"and objective.proximal_anchor={anchor} it would see current/proximal only; set "
             "objective.importance_sampling_correction=token_truncate, or objective.proximal_anchor=behaviour"
         )
-    if correction in _SAMPLE_WEIGHTS:
+    if correction in _SAMPLE_WEIGHTS and gate != "vespo":
         raise ValueError(
             f"objective.importance_sampling_correction={correction} gives all tokens of a sample one weight, so "
             f"objective.gate={gate} would not see their current/behaviour; set "
-            "objective.importance_sampling_correction to token_truncate, token_mask, icepop or k3_mask"
+            "objective.importance_sampling_correction to token_truncate, token_mask, icepop, geometric_mask or k3_mask"
         )
 
 

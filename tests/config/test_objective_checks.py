@@ -44,11 +44,6 @@ def test_a_gate_on_the_product_sees_both_factors(gate: str) -> None:
         "objective.proximal_anchor=recompute it would see current/proximal only; set "
         "objective.importance_sampling_correction=token_truncate, or objective.proximal_anchor=behaviour"
     )
-    assert refusal({"gate": gate, "importance_sampling_correction": "sequence_mask"}) == (
-        "objective.importance_sampling_correction=sequence_mask gives all tokens of a sample one weight, so "
-        f"objective.gate={gate} would not see their current/behaviour; set "
-        "objective.importance_sampling_correction to token_truncate, token_mask, icepop or k3_mask"
-    )
     assert refusal({"gate": gate, "importance_sampling_level": "sequence"}) == (
         f"objective.importance_sampling_level=sequence has no meaning with objective.gate={gate}, which takes the "
         "ratio of every token; set objective.importance_sampling_level=token"
@@ -56,9 +51,21 @@ def test_a_gate_on_the_product_sees_both_factors(gate: str) -> None:
     for allowed in (
         {},
         {"importance_sampling_correction": "icepop"},
+        {"importance_sampling_correction": "geometric_mask"},
         {"importance_sampling_correction": "none", "proximal_anchor": "behaviour"},
     ):
         validate({"objective": {"gate": gate, **allowed}})
+
+
+@pytest.mark.parametrize("correction", ["sequence_truncate", "sequence_mask", "geometric_truncate"])
+@pytest.mark.parametrize("gate", ["topr", "aipo", "dppo_tv", "dppo_kl", "m2po"])
+def test_a_gate_on_the_product_needs_a_weight_for_each_token(gate: str, correction: str) -> None:
+    assert refusal({"gate": gate, "importance_sampling_correction": correction}) == (
+        f"objective.importance_sampling_correction={correction} gives all tokens of a sample one weight, so "
+        f"objective.gate={gate} would not see their current/behaviour; set "
+        "objective.importance_sampling_correction to token_truncate, token_mask, icepop, geometric_mask or k3_mask"
+    )
+    validate({"objective": {"gate": "vespo", "importance_sampling_correction": correction}})
 
 
 @pytest.mark.parametrize(
@@ -159,11 +166,14 @@ def test_a_setting_without_effect(objective: dict[str, Any], message: str) -> No
         ),
         (
             {"advantage_baseline": "batch_mean"},
-            "objective.scale_rewards=group with objective.advantage_baseline=batch_mean: a group of equal rewards has "
-            "a standard deviation of 0, by which its rewards would be divided; set objective.scale_rewards to batch or "
-            "none",
+            "objective.scale_rewards=group with objective.advantage_baseline=batch_mean divides by the spread inside a "
+            "group, which can be next to nothing, a distance from outside of it; set objective.scale_rewards to batch "
+            "or none",
         ),
-        ({"advantage_baseline": "none"}, "objective.scale_rewards=group with objective.advantage_baseline=none: "),
+        (
+            {"advantage_baseline": "none"},
+            "objective.scale_rewards=group with objective.advantage_baseline=none divides ",
+        ),
         (
             {"advantage_baseline": "leave_one_out", "scale_rewards": "mean"},
             "objective.scale_rewards=mean (MaxRL) divides by the group's mean what is left after taking it off, but "
