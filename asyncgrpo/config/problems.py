@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, get_args
 
 from pydantic import ValidationError
 
@@ -69,8 +69,17 @@ def _lines(error: ValidationError, face: Face, where: Where) -> list[str]:
             expected = known.format_map(context) if known else problem["msg"]
             wrong.setdefault(key, (problem["input"], []))[1].append(expected)
     for key, (value, reasons) in wrong.items():
-        lines.append(f"{_spelled(key, face)} = {_shown(value)}{where(key)}: expected {' or '.join(reasons)}")
+        expected = " or ".join(reasons)
+        lines.append(
+            f"{_spelled(key, face)} = {_shown(value)}{where(key)}: expected {expected}{_hint(key, value, face)}"
+        )
     return lines
+
+
+def _hint(key: str, value: Any, face: Face) -> str:
+    """TRL has loss types that are gates here."""
+    is_gate = key == "objective.loss_type" and value in get_args(FIELDS["objective.gate"].annotation)
+    return f"; {value} is a gate, write {face('objective.gate')}={value}" if is_gate else ""
 
 
 def _spelled(key: str, face: Face) -> str:

@@ -144,6 +144,11 @@ def test_a_section_with_everything_commented_out_is_default(tmp_path: Path) -> N
             'objective.loss_type = "ppo" (run.yaml:1): expected one of '
             "'grpo', 'dr_grpo', 'bnpo', 'dapo', 'luspo' or 'prompt_mean'",
         ),
+        (
+            "objective: {loss_type: cispo}",
+            'objective.loss_type = "cispo" (run.yaml:1): expected one of '
+            "'grpo', 'dr_grpo', 'bnpo', 'dapo', 'luspo' or 'prompt_mean'; cispo is a gate, write objective.gate=cispo",
+        ),
         ("training: 3", "training = 3 (run.yaml:1): expected a mapping of fields"),
         ("data: {chat_template_kwargs: 3}", "data.chat_template_kwargs = 3 (run.yaml:1): expected a mapping, as in"),
         ("generation: {num_generations: 1}", "generation.num_generations = 1 (run.yaml:1): expected at least 2"),
