@@ -2,6 +2,8 @@
 
 Invariant: sums add and maxima take the maximum, so micro-batches, optimiser updates and ranks combine exactly, in any
 order. Names are the learner's own; `observe/metrics` has those under which users see them.
+
+Shapes: D values of staleness (the last one counts all above it too), K sums, M maxima.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ from typing import Self
 import torch
 from torch import Tensor
 
+PAIRS = ("behaviour_proximal", "behaviour_current", "proximal_current", "current_reference")
 SUMS = (
     "loss",
     "tokens",
@@ -20,67 +23,93 @@ SUMS = (
     "ratio",
     "closed_low",
     "closed_high",
+    "closed",
+    "capped",
     "weight",
     "weight_squared",
     "truncated",
-    "behaviour_proximal_k1",
-    "behaviour_proximal_k3",
-    "behaviour_current_k1",
-    "behaviour_current_k3",
-    "proximal_current_k1",
-    "proximal_current_k3",
-    "current_reference_k1",
-    "current_reference_k3",
+    "rejected",
+    "off_policy",
+    "certain",
+    "behaviour_ratio",
+    "behaviour_ratio_squared",
+    "second_moment",
+    *(f"{pair}_{estimate}" for pair in PAIRS for estimate in ("k1", "k3")),
 )
-MAXIMA = ("ratio", "ratio_deviation", "weight")
+MAXIMA = ("ratio", "ratio_deviation", "weight", "behaviour_ratio")
 
 
 @dataclass(slots=True)
 class Counts:
     """Sums and maxima of one or more micro-batches."""
 
-    sums_K: Tensor  # float64, in the order of SUMS
-    maxima_K: Tensor  # float64, in the order of MAXIMA; all are 0 or more
+    sums_DK: Tensor  # float64, in the order of SUMS
+    maxima_DM: Tensor  # float64, in the order of MAXIMA; all are 0 or more
 
     @classmethod
-    def zero(cls, device: torch.device | str) -> Self:
+    def zero(cls, staleness_values: int, device: torch.device | str) -> Self:
         return cls(
-            torch.zeros(len(SUMS), dtype=torch.float64, device=device),
-            torch.zeros(len(MAXIMA), dtype=torch.float64, device=device),
+            torch.zeros(staleness_values, len(SUMS), dtype=torch.float64, device=device),
+            torch.zeros(staleness_values, len(MAXIMA), dtype=torch.float64, device=device),
         )
 
     @classmethod
-    def of(cls, sums: Mapping[str, Tensor], maxima: Mapping[str, Tensor], device: torch.device) -> Self:
-        """From named scalars; what is not named is 0."""
-        counts = cls.zero(device)
-        for index, name in enumerate(SUMS):
-            if name in sums:
-                counts.sums_K[index] = sums[name].detach().double()
-        for index, name in enumerate(MAXIMA):
-            if name in maxima:
-                counts.maxima_K[index] = maxima[name].detach().double()
-        return counts
+    def of(
+        cls,
+        sums: Mapping[str, Tensor],
+        maxima: Mapping[str, Tensor],
+        staleness_BT: Tensor,
+        mask_BT: Tensor,
+        staleness_values: int,
+    ) -> Self:
+        """From one [B, T] value per token and name; what is not named is 0, masked slots do not count."""
+        nothing_BT = torch.zeros(mask_BT.shape, dtype=torch.float64, device=mask_BT.device)
+        sums_NK = torch.stack([sums.get(name, nothing_BT).detach().double() for name in SUMS], dim=-1).flatten(0, 1)
+        maxima_NM = torch.stack([maxima[name].detach().double() for name in MAXIMA], dim=-1).flatten(0, 1)
+        # One row more for masked slots, dropped below: selecting them would make a device wait for their number.
+        place_BT = torch.where(mask_BT, staleness_BT.clamp(0, staleness_values - 1), staleness_values).long()
+        place_N1 = place_BT.flatten()[:, None]
+        counts = cls.zero(staleness_values + 1, mask_BT.device)
+        counts.sums_DK.index_add_(0, place_N1[:, 0], sums_NK)
+        counts.maxima_DM.scatter_reduce_(0, place_N1.expand_as(maxima_NM), maxima_NM, "amax")
+        return cls(counts.sums_DK[:-1], counts.maxima_DM[:-1])
 
     def add(self, other: Counts) -> None:
-        self.sums_K += other.sums_K
-        self.maxima_K = torch.maximum(self.maxima_K, other.maxima_K)
+        self.sums_DK += other.sums_DK
+        self.maxima_DM = torch.maximum(self.maxima_DM, other.maxima_DM)
 
     def total(self, name: str) -> float:
-        return float(self.sums_K[SUMS.index(name)])
+        return float(self.sums_DK[:, SUMS.index(name)].sum())
 
     def maximum(self, name: str) -> float:
-        return float(self.maxima_K[MAXIMA.index(name)])
+        return float(self.maxima_DM[:, MAXIMA.index(name)].max())
 
 
 def reduce_counts(counts: Counts, *, has_reference: bool) -> dict[str, float]:
-    """Metrics of what was counted. Means are over trained tokens, once per pass; all are 0 without any.
+    """Metrics of what was counted: of all tokens, and as `staleness_<k>/<name>` of those of staleness k.
 
-    `importance_weight/*` describe π_old / μ before truncation. `importance_weight/ess` is the effective sample size
-    (Σw)² / (n Σw²), a share in (0, 1]. `clip/*` count tokens whose gradient the clip removed, as a share of all.
+    The last k stands for itself and all above; a k without tokens has no metrics. Means are over trained tokens, once
+    per pass; all are 0 without any.
+
+    `importance_weight/*` describe π_old / μ before truncation, `behaviour_ratio/*` π / μ. `…/ess` is the effective
+    sample size (Σw)² / (n Σw²), a share in (0, 1]; `behaviour_ratio/second_moment` is the mean of (log π/μ)².
+    `clip/low_fraction` and `high_fraction` are tokens with A < 0 or A > 0 whose gradient the gate removed.
+    `masked/*` are tokens left out of the policy term by one cause each; a token may have several. `gate` is every
+    token without a gradient because of the gate, so `clip/*` are parts of it. `gate/capped_fraction` are tokens that
+    keep a gradient at the weight of a bound.
     `kl/p_q_k1` and `_k3` estimate KL(p ‖ q) in nats per token.
     """
-    sums = dict(zip(SUMS, counts.sums_K.tolist(), strict=True))
-    maxima = dict(zip(MAXIMA, counts.maxima_K.tolist(), strict=True))
+    metrics = _metrics(counts.sums_DK.sum(dim=0), counts.maxima_DM.max(dim=0).values, has_reference)
+    for staleness, (sums_K, maxima_M) in enumerate(zip(counts.sums_DK, counts.maxima_DM, strict=True)):
+        if sums_K[SUMS.index("tokens")] > 0:
+            part = _metrics(sums_K, maxima_M, has_reference)
+            metrics |= {f"staleness_{staleness}/{name}": value for name, value in part.items()}
+    return metrics
+
+
+def _metrics(sums_K: Tensor, maxima_M: Tensor, has_reference: bool) -> dict[str, float]:
+    sums = dict(zip(SUMS, sums_K.tolist(), strict=True))
+    maxima = dict(zip(MAXIMA, maxima_M.tolist(), strict=True))
     tokens = max(sums["tokens"], 1.0)
     metrics = {
         "entropy": sums["entropy"] / tokens,
@@ -89,13 +118,25 @@ def reduce_counts(counts: Counts, *, has_reference: bool) -> dict[str, float]:
         "clip/low_fraction": sums["closed_low"] / tokens,
         "clip/high_fraction": sums["closed_high"] / tokens,
         "clip/fraction": (sums["closed_low"] + sums["closed_high"]) / tokens,
+        "gate/capped_fraction": sums["capped"] / tokens,
+        "masked/gate_fraction": sums["closed"] / tokens,
+        "masked/correction_fraction": sums["rejected"] / tokens,
+        "masked/off_policy_fraction": sums["off_policy"] / tokens,
+        "masked/entropy_fraction": sums["certain"] / tokens,
         "importance_weight/mean": sums["weight"] / tokens,
         "importance_weight/max": maxima["weight"],
         "importance_weight/truncated_fraction": sums["truncated"] / tokens,
-        "importance_weight/ess": sums["weight"] ** 2 / (tokens * sums["weight_squared"]) if sums["weight"] else 0.0,
+        "importance_weight/ess": _effective_share(sums["weight"], sums["weight_squared"], tokens),
+        "behaviour_ratio/mean": sums["behaviour_ratio"] / tokens,
+        "behaviour_ratio/max": maxima["behaviour_ratio"],
+        "behaviour_ratio/ess": _effective_share(sums["behaviour_ratio"], sums["behaviour_ratio_squared"], tokens),
+        "behaviour_ratio/second_moment": sums["second_moment"] / tokens,
     }
-    pairs = ["behaviour_proximal", "behaviour_current", "proximal_current"]
-    for pair in [*pairs, "current_reference"] if has_reference else pairs:
+    for pair in PAIRS if has_reference else PAIRS[:-1]:
         for estimate in ("k1", "k3"):
             metrics[f"kl/{pair}_{estimate}"] = sums[f"{pair}_{estimate}"] / tokens
     return metrics
+
+
+def _effective_share(total: float, squares: float, tokens: float) -> float:
+    return total**2 / (tokens * squares) if total else 0.0

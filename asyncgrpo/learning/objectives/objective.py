@@ -1,143 +1,135 @@
 """The composed objective of one micro-batch.
 
-Three log-probabilities of every token stay apart: behaviour μ (the engine's), proximal π_old (the learner's before the
-step's first update) and current π. π/μ = (π_old/μ) · (π/π_old): the correction weighs the first factor, the gate acts
-on the second. With both thresholds off, the coefficient on ∇log π is advantage · π/μ. The KL penalty is weighted by
-π/π_old alone.
+Three log-probabilities of every token stay apart: behaviour μ (the engine's), proximal π_old (the anchor) and current
+π. π/μ = (π_old/μ) · (π/π_old): the correction weighs the first factor, what the gate bounds is its own (gates/). With
+all thresholds off the coefficient on ∇log π is advantage · π/μ · token weight; bias.py lists where that is false.
 
-Shapes: B sequences, T completion tokens (padded).
+Shapes: B sequences, T completion tokens (padded), N values of a quantity.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from asyncgrpo.config.sections import ObjectiveSection
-from asyncgrpo.learning.batching import Denominators
-from asyncgrpo.learning.objectives.aggregation import AGGREGATIONS, Aggregation
-from asyncgrpo.learning.objectives.correction import (
-    Corrected,
-    Correction,
-    TokenTruncate,
-    importance_weight,
-    no_correction,
-)
-from asyncgrpo.learning.objectives.gate import Clip, Gate, Gated
-from asyncgrpo.learning.objectives.kl import k1, k3
+from asyncgrpo.learning.objectives.correction import Corrected, Correction, log_importance_weight
+from asyncgrpo.learning.objectives.count import count
+from asyncgrpo.learning.objectives.filters import is_near_policy, is_uncertain
+from asyncgrpo.learning.objectives.gates.gate import Drift, Gate
+from asyncgrpo.learning.objectives.gates.trust import M2po
+from asyncgrpo.learning.objectives.kl import Estimator, KLWeight, k3, penalty
 from asyncgrpo.learning.objectives.metrics import Counts
-from asyncgrpo.learning.objectives.ratio import Ratio, token_ratio
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Tokens:
-    """What the objective is a function of. Only `current_BT` carries a gradient."""
-
-    current_BT: Tensor
-    proximal_BT: Tensor
-    behaviour_BT: Tensor
-    reference_BT: Tensor | None
-    entropy_BT: Tensor
-    """Nats, of the current policy; for metrics."""
-    mask_BT: Tensor
-    """Bool: True where a token is trained. What lies in other slots is never looked at, not even NaN."""
-    advantages_B: Tensor
+from asyncgrpo.learning.objectives.ratio import Level, token
+from asyncgrpo.learning.objectives.statistics import Statistics, summarise
+from asyncgrpo.learning.objectives.tokens import Tokens
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Objective:
     gate: Gate
     correction: Correction
-    aggregation: Aggregation
-    ratio: Ratio = token_ratio
+    level: Level = token
+    off_policy_threshold: float | None = None
+    """Nats per token: sequences of negative advantage with a larger mean log μ/π are left out."""
+    top_entropy_quantile: float = 1.0
+    """Fraction of a batch's tokens kept, those of highest entropy."""
+    normalise: bool = False
+    """Divide the policy term by the batch's mean correction weight."""
     beta: float = 0.0
     """Weight of the KL penalty against the reference policy; 0 leaves it out."""
-    is_kl_weighted: bool = True
-    """Multiply the penalty by π/π_old (TRL's use_bias_correction_kl): its gradient is then that of the divergence also
-    after the step's first update, if π_old sampled the tokens. What μ sampled is not weighted by π_old/μ here."""
+    kl_estimator: Estimator = k3
+    kl_weight: KLWeight = "proximal"
+    entropy_coef: float = 0.0
+    """Weight of the entropy bonus; 0 leaves it out."""
+    staleness_values: int = 1
+    """Values of staleness counted apart: 0, 1, …, the last one with all above."""
 
-    def __call__(self, tokens: Tokens, denominators: Denominators) -> tuple[Tensor, Counts]:
+    def __call__(self, tokens: Tokens, statistics: Statistics | None = None) -> tuple[Tensor, Counts]:
         """Loss of these sequences (scalar, a sum: add over micro-batches and ranks) and what was counted."""
-        assert tokens.current_BT.ndim == 2 and tokens.mask_BT.dtype == torch.bool
-        tokens = _without_masked_slots(tokens)
-        ratio_BT = self.ratio(tokens.current_BT, tokens.proximal_BT)
-        gated = self.gate(ratio_BT, tokens.advantages_B[:, None])
-        corrected = self.correction(tokens.proximal_BT, tokens.behaviour_BT)
-        loss_BT = -corrected.weight_BT * gated.objective_BT
-        if self.beta:
-            assert tokens.reference_BT is not None, "a KL penalty needs the reference policy's log-probabilities"
-            penalty_BT = k3(tokens.current_BT, tokens.reference_BT)
-            loss_BT = loss_BT + self.beta * (penalty_BT * ratio_BT if self.is_kl_weighted else penalty_BT)
-        tokens_B1 = tokens.mask_BT.sum(dim=1, keepdim=True).to(loss_BT.dtype)
-        loss = (loss_BT * tokens.mask_BT * self.aggregation(tokens_B1, denominators)).sum()
-        return loss, _count(tokens, loss, ratio_BT.detach(), gated, corrected)
+        assert statistics is not None or not self.needs_statistics, "this objective needs statistics of the whole batch"
+        statistics = statistics or Statistics()
+        tokens = tokens.cleaned()
+        drift, corrected = self._drift(tokens)
+        gated = self.gate(drift, statistics)
+        is_near_B1 = self._is_near(tokens)
+        is_uncertain_BT = is_uncertain(tokens.entropy_BT, statistics.entropy_floor)
+        policy_BT = torch.where(is_near_B1 & is_uncertain_BT, gated.objective_BT, 0.0) / statistics.mean_weight
+        loss_BT = self._with_penalty(-policy_BT, tokens, drift) - self._bonus(tokens)
+        token_weights_B1 = tokens.token_weights_B[:, None].to(loss_BT.dtype)
+        loss_BT = torch.where(tokens.mask_BT, loss_BT, 0.0) * token_weights_B1
+        counts = count(
+            tokens,
+            loss_BT,
+            drift=drift,
+            corrected=corrected,
+            gated=gated,
+            is_near_B1=is_near_B1,
+            is_uncertain_BT=is_uncertain_BT,
+            staleness_values=self.staleness_values,
+        )
+        return loss_BT.sum(), counts
 
+    @property
+    def needs_statistics(self) -> bool:
+        """Whether every micro-batch must be observed before the first is trained."""
+        return isinstance(self.gate, M2po) or self.top_entropy_quantile < 1.0 or self.normalise
 
-def build_objective(section: ObjectiveSection) -> Objective:
-    """The objective that a configuration names."""
-    corrections: dict[str, Correction] = {
-        "none": no_correction,
-        "token_truncate": TokenTruncate(cap=section.resolved_cap),
-    }
-    high = section.epsilon if section.epsilon_high is None else section.epsilon_high
-    return Objective(
-        gate=Clip(low=section.epsilon, high=high),
-        correction=corrections[section.importance_sampling_correction],
-        aggregation=AGGREGATIONS[section.loss_type],
-        beta=section.beta,
-    )
+    @torch.no_grad()
+    def observe(self, tokens: Tokens) -> dict[str, Tensor]:
+        """What `summarise` needs of one micro-batch, under the policy about to be updated: name to values_N, float64.
 
+        The keys are always the same ones; N differs between them and between micro-batches.
+        """
+        tokens = tokens.cleaned()
+        drift, _ = self._drift(tokens)
+        observed = {}
+        if isinstance(self.gate, M2po):
+            observed["m2"] = self.gate.squares(drift)
+        if self.top_entropy_quantile < 1.0:
+            observed["entropy"] = tokens.entropy_BT[tokens.mask_BT]
+        if self.normalise:
+            observed["weight"] = drift.weight_BT[tokens.mask_BT]
+        return {name: values_N.double() for name, values_N in observed.items()}
 
-def _without_masked_slots(tokens: Tokens) -> Tokens:
-    """Put 0 into masked slots *before* any arithmetic: masked later, inf · 0 = NaN reaches loss and gradient."""
+    def summarise(self, observed: Mapping[str, Tensor]) -> Statistics:
+        """Statistics of an optimiser batch from the values of all micro-batches of all ranks, concatenated."""
+        threshold = self.gate.threshold if isinstance(self.gate, M2po) else 0.0
+        return summarise(observed, m2_threshold=threshold, kept_fraction=self.top_entropy_quantile)
 
-    def masked(values_BT: Tensor) -> Tensor:
-        return torch.where(tokens.mask_BT, values_BT, torch.zeros_like(values_BT))
+    def _drift(self, tokens: Tokens) -> tuple[Drift, Corrected]:
+        corrected = self.correction(tokens.proximal_BT, tokens.behaviour_BT, tokens.mask_BT)
+        token_log_ratio_BT = tokens.current_BT - tokens.proximal_BT
+        drift = Drift(
+            current_BT=tokens.current_BT,
+            behaviour_BT=tokens.behaviour_BT,
+            token_log_ratio_BT=token_log_ratio_BT,
+            log_ratio_BT=self.level(token_log_ratio_BT, tokens.mask_BT),
+            log_weight_BT=corrected.log_weight_BT,
+            keep_BT=corrected.keep_BT,
+            sequence_log_weight_B1=corrected.sequence_log_weight_B1,
+            advantages_B1=tokens.advantages_B[:, None],
+            mask_BT=tokens.mask_BT,
+        )
+        return drift, corrected
 
-    return Tokens(
-        current_BT=masked(tokens.current_BT),
-        proximal_BT=masked(tokens.proximal_BT.detach()),
-        behaviour_BT=masked(tokens.behaviour_BT.detach()),
-        reference_BT=None if tokens.reference_BT is None else masked(tokens.reference_BT.detach()),
-        entropy_BT=masked(tokens.entropy_BT.detach()),
-        mask_BT=tokens.mask_BT,
-        advantages_B=tokens.advantages_B,
-    )
+    def _is_near(self, tokens: Tokens) -> Tensor:
+        advantages_B1 = tokens.advantages_B[:, None]
+        if self.off_policy_threshold is None:
+            return torch.ones_like(advantages_B1, dtype=torch.bool)
+        return is_near_policy(
+            tokens.current_BT, tokens.behaviour_BT, advantages_B1, tokens.mask_BT, self.off_policy_threshold
+        )
 
+    def _with_penalty(self, loss_BT: Tensor, tokens: Tokens, drift: Drift) -> Tensor:
+        if not self.beta:
+            return loss_BT
+        assert tokens.reference_BT is not None, "a KL penalty needs the reference policy's log-probabilities"
+        estimate_BT = self.kl_estimator(tokens.current_BT, tokens.reference_BT)
+        log_importance_BT = log_importance_weight(tokens.proximal_BT, tokens.behaviour_BT)
+        return loss_BT + self.beta * penalty(estimate_BT, drift.log_ratio_BT, log_importance_BT, self.kl_weight)
 
-@torch.no_grad()
-def _count(tokens: Tokens, loss: Tensor, ratio_BT: Tensor, gated: Gated, corrected: Corrected) -> Counts:
-    mask_BT = tokens.mask_BT
-    weight_BT = importance_weight(tokens.proximal_BT, tokens.behaviour_BT) * mask_BT
-    sums = {
-        "loss": loss,
-        "tokens": mask_BT.sum(),
-        "entropy": tokens.entropy_BT.double().sum(),
-        "ratio": (ratio_BT * mask_BT).double().sum(),
-        "closed_low": (gated.closed_low_BT & mask_BT).sum(),
-        "closed_high": (gated.closed_high_BT & mask_BT).sum(),
-        "weight": weight_BT.double().sum(),
-        "weight_squared": weight_BT.double().square().sum(),
-        "truncated": (corrected.truncated_BT & mask_BT).sum(),
-    }
-    pairs = {
-        "behaviour_proximal": (tokens.behaviour_BT, tokens.proximal_BT),
-        "behaviour_current": (tokens.behaviour_BT, tokens.current_BT),
-        "proximal_current": (tokens.proximal_BT, tokens.current_BT),
-    }
-    if tokens.reference_BT is not None:
-        pairs["current_reference"] = (tokens.current_BT, tokens.reference_BT)
-    for pair, (p_BT, q_BT) in pairs.items():
-        # Masked slots hold 0 on both sides: they add exactly 0 to either estimate.
-        sums[f"{pair}_k1"] = k1(p_BT, q_BT).double().sum()
-        sums[f"{pair}_k3"] = k3(p_BT, q_BT).double().sum()
-    maxima = {}
-    if mask_BT.numel():
-        maxima = {
-            "ratio": (ratio_BT * mask_BT).max(),
-            "ratio_deviation": ((ratio_BT - 1.0).abs() * mask_BT).max(),
-            "weight": weight_BT.max(),
-        }
-    return Counts.of(sums, maxima, mask_BT.device)
+    def _bonus(self, tokens: Tokens) -> Tensor | float:
+        return self.entropy_coef * tokens.entropy_BT if self.entropy_coef else 0.0
