@@ -99,7 +99,11 @@ class Group:
 
     @property
     def is_uniform(self) -> bool:
-        """No two scored samples differ: no advantage, so no gradient."""
+        """No two scored samples differ in `reward`: no advantage over each other, so no gradient.
+
+        Of the weighted sum only: with `normalize_then_sum`, samples of equal sum may differ in their parts, and with
+        `soft_punish_cache` in length.
+        """
         return len({sample.reward for sample in self.samples if not math.isnan(sample.reward)}) < 2
 
 

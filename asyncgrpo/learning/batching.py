@@ -11,13 +11,14 @@ every pass sees the same minibatches in the same order.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from asyncgrpo.config import RunConfig
-from asyncgrpo.learning.advantages import group_advantages
+from asyncgrpo.learning.advantages import normalize_then_sum, soft_overlong_punishment, sum_then_normalize
 from asyncgrpo.types import Batch, Group, Sample
 
 
@@ -51,21 +52,27 @@ class Shard:
         return np.flatnonzero(self.minibatch_of_sample == minibatch)
 
 
-def make_batch(groups: Sequence[Group], version: int, config: RunConfig) -> Batch:
+def make_batch(
+    groups: Sequence[Group], version: int, config: RunConfig, reward_weights: Mapping[str, float] | None = None
+) -> Batch:
     """Flatten scored groups, in their order, for the step that starts from `version`.
 
     Truncation is what the engine says (`finish_reason`), never guessed from a token's value.
+
+    Args:
+        reward_weights: Of each reward function by name, as in `Sample.rewards`. Needed for `normalize_then_sum`;
+            otherwise the weighted sum is in `Sample.reward`.
+
+    Raises:
+        RewardError: see `advantages.sum_then_normalize`.
     """
     samples = [sample for group in groups for sample in group.samples]
     completions = [sample.completion for sample in samples]
-    advantages = [
-        group_advantages(np.array([sample.reward for sample in group.samples]), config.objective.scale_rewards)
-        for group in groups
-    ]
     sizes = [len(group.samples) for group in groups]
     prompts = [group.prompt.token_ids for group in groups for _ in group.samples]
     trained = [_is_trained(sample, config.objective.mask_truncated_completions) for sample in samples]
     lengths = np.array([len(completion.token_ids) for completion in completions], dtype=np.int32)
+    group_ids = np.repeat(np.array([group.group_id for group in groups], dtype=np.int32), sizes)
     return Batch(
         version=version,
         prompt_tokens=_flat(prompts, np.int32),
@@ -75,8 +82,8 @@ def make_batch(groups: Sequence[Group], version: int, config: RunConfig) -> Batc
         behaviour_logprobs=_flat([completion.behaviour_logprobs for completion in completions], np.float32),
         token_versions=_flat([completion.versions for completion in completions], np.int32),
         loss_mask=np.repeat(np.array(trained, dtype=bool), lengths),
-        advantages=_flat(advantages, np.float32),
-        group_ids=np.repeat(np.array([group.group_id for group in groups], dtype=np.int32), sizes),
+        advantages=_advantages(samples, group_ids, config, reward_weights or {}).astype(np.float32),
+        group_ids=group_ids,
     )
 
 
@@ -156,6 +163,32 @@ def tokens_per_sample(batch: Batch) -> np.ndarray:
     ends = np.concatenate([[0], np.cumsum(batch.loss_mask)])
     stops = np.cumsum(batch.completion_lengths)
     return np.asarray(ends[stops] - ends[stops - batch.completion_lengths])
+
+
+def _advantages(
+    samples: Sequence[Sample], group_ids: np.ndarray, config: RunConfig, reward_weights: Mapping[str, float]
+) -> np.ndarray:
+    objective = config.objective
+    rewards_S = np.array([sample.reward for sample in samples], dtype=np.float64)
+    punishment_S = np.zeros(len(samples))
+    if objective.soft_punish_cache is not None:
+        lengths_S = np.array([len(sample.completion.token_ids) for sample in samples], dtype=np.int64)
+        limit = config.generation.max_completion_length
+        punishment_S = soft_overlong_punishment(lengths_S, limit, objective.soft_punish_cache)
+    if objective.multi_objective_aggregation == "sum_then_normalize":
+        return sum_then_normalize(
+            rewards_S + punishment_S, group_ids, objective.advantage_baseline, objective.scale_rewards
+        )
+    names = list(dict.fromkeys(name for sample in samples for name in sample.rewards))
+    columns = [[_or_nan(sample.rewards.get(name)) for sample in samples] for name in names]
+    # The punishment is one more reward, of weight 1, as it is in TRL; but it scores nothing that no function scored.
+    columns.append(np.where(np.isnan(rewards_S), np.nan, punishment_S).tolist())
+    weights = [*(reward_weights[name] for name in names), 1.0]
+    return normalize_then_sum(np.array(columns).T, np.array(weights), group_ids)
+
+
+def _or_nan(reward: float | None) -> float:
+    return math.nan if reward is None else reward
 
 
 def _ragged_indices(lengths: np.ndarray, samples: np.ndarray) -> np.ndarray:

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from learning_cases import make_config, make_group, make_sample, random_groups, sequences
 
 from asyncgrpo.learning.batching import balance, make_batch, minibatches, select, shards, tokens_per_sample
+from asyncgrpo.types import Sample
 
 
 def test_a_batch_is_flat_and_keeps_the_order_of_groups() -> None:
@@ -41,6 +42,50 @@ def test_truncation_is_what_the_engine_says_not_the_last_token() -> None:
     config = make_config("m", objective={"mask_truncated_completions": True})
     assert tokens_per_sample(make_batch([make_group(0, samples)], 0, config)).tolist() == [3, 2, 0, 2]
     assert tokens_per_sample(make_batch([make_group(0, samples)], 0, make_config("m"))).tolist() == [3, 2, 2, 2]
+
+
+def test_advantages_follow_the_objective_section() -> None:
+    groups = [
+        make_group(7, [make_sample([1], reward) for reward in (4.0, 1.0, 1.0)]),
+        make_group(2, [make_sample([1], reward) for reward in (9.0, 7.0)]),
+    ]
+    objective = {"advantage_baseline": "leave_one_out", "scale_rewards": "batch"}
+    batch = make_batch(groups, 0, make_config("m", objective=objective))
+    expected = np.array([3.0, -1.5, -1.5, 2.0, -2.0]) / (np.sqrt(12.8) + 1e-4)
+    np.testing.assert_allclose(batch.advantages, expected, rtol=1e-6)
+    assert batch.advantages.dtype == np.float32
+
+
+def test_long_completions_are_punished_before_advantages_are_taken() -> None:
+    # limit 8, cache 4: a completion of 6 tokens loses 0.5, one of 8 tokens 1; what nobody scored stays unscored
+    samples = [make_sample([1] * length, reward) for length, reward in [(4, 1.0), (6, 1.0), (8, 1.0), (8, np.nan)]]
+    config = make_config("m", objective={"scale_rewards": "none", "soft_punish_cache": 4})
+    assert make_batch([make_group(0, samples)], 0, config).advantages.tolist() == [0.5, 0.0, -0.5, 0.0]
+
+
+def rewarded(length: int, **rewards: float | None) -> Sample:
+    applied = [reward for reward in rewards.values() if reward is not None]
+    sample = make_sample([1] * length, sum(applied) if applied else np.nan)
+    return dataclasses.replace(sample, rewards=rewards)
+
+
+def test_several_rewards_are_normalised_by_themselves_and_weighted() -> None:
+    groups = [make_group(0, [rewarded(1, a=1.0, b=0.0), rewarded(1, a=0.0, b=30.0), rewarded(1, a=None, b=None)])]
+    config = make_config("m", objective={"multi_objective_aggregation": "normalize_then_sum"})
+    # a: z and -z; b: -z and z. With weights 2 and 1 the sums are z and -z, whitened to ±1/√2 (but for the offsets).
+    found = make_batch(groups, 0, config, {"a": 2.0, "b": 1.0}).advantages
+    np.testing.assert_allclose(found, [1 / np.sqrt(2), -1 / np.sqrt(2), 0.0], rtol=1e-3)
+    with pytest.raises(KeyError, match="a"):
+        make_batch(groups, 0, config)
+
+
+def test_the_punishment_is_one_more_reward_of_weight_one() -> None:
+    section = {"multi_objective_aggregation": "normalize_then_sum", "soft_punish_cache": 4}
+    groups = [make_group(0, [rewarded(8, a=1.0), rewarded(2, a=0.0)])]
+    found = [
+        make_batch(groups, 0, make_config("m", objective=section), {"a": weight}).advantages[0] for weight in (2.0, 0.5)
+    ]
+    np.testing.assert_allclose(found, [1 / np.sqrt(2), -1 / np.sqrt(2)], rtol=1e-3)
 
 
 def test_denominators_count_the_whole_step_on_every_rank() -> None:
