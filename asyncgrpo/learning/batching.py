@@ -1,6 +1,6 @@
 """From groups to what each rank trains: one batch, cut into minibatches, cut into shards. No torch.
 
-Invariant: a loss is a sum over tokens divided by numbers counted here, over the whole optimiser batch. So neither the
+Invariant: a loss is a sum over tokens, each with a weight counted here over the whole optimiser batch. So neither the
 loss nor its gradient depends on how an optimiser batch is cut into ranks and micro-batches, and no rank needs to ask
 the others how much they have.
 
@@ -10,45 +10,46 @@ every pass sees the same minibatches in the same order.
 
 from __future__ import annotations
 
-import heapq
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from asyncgrpo.config import RunConfig
 from asyncgrpo.learning.advantages import normalize_then_sum, soft_overlong_punishment, sum_then_normalize
+from asyncgrpo.learning.cutting import minibatches, ranks
+from asyncgrpo.learning.objectives.aggregation import aggregate
 from asyncgrpo.types import Batch, Group, Sample
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Denominators:
-    """Sizes of one optimiser batch, over all ranks and micro-batches."""
+class Sizes:
+    """Of one optimiser batch, over all ranks and micro-batches."""
 
     samples: int
     """Samples, those without any trained token included."""
     trained_samples: int
     """Samples with at least one trained token."""
     tokens: int
-    """Trained tokens."""
-    step_tokens: float
-    """Trained tokens of the whole step, divided by the number of its minibatches."""
-    max_length: int
-    """generation.max_completion_length."""
+    """Trained tokens. An optimiser batch without any is skipped."""
+    groups: int
+    """Groups, those without any trained token included."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shard:
-    """One rank's part of a step."""
+    """One rank's part of a step: S samples."""
 
     batch: Batch
     minibatch_of_sample: np.ndarray  # [S] int32
-    denominators: tuple[Denominators, ...]
+    token_weights: np.ndarray  # [S] float64
+    """Weight of each trained token of a sample in the loss of its minibatch, which is the sum over all ranks."""
+    sizes: tuple[Sizes, ...]
     """One per minibatch, the same on every rank."""
 
     def members(self, minibatch: int) -> np.ndarray:
-        """Indices of this rank's samples of a minibatch."""
+        """Indices of this rank's samples of a minibatch; at least one if any rank trains a token of it."""
         return np.flatnonzero(self.minibatch_of_sample == minibatch)
 
 
@@ -88,56 +89,23 @@ def make_batch(
 
 
 def shards(batch: Batch, config: RunConfig, world_size: int) -> list[Shard]:
-    """Cut a step's batch into one shard per rank."""
+    """Cut a step's batch into one shard per rank. Weights and sizes are counted before the cut."""
     count = config.training.num_minibatches
-    minibatch_of_sample = minibatches(batch.group_ids, count, (config.run.seed, batch.version))
-    trained_of_sample = tokens_per_sample(batch)
-    step_tokens = float(trained_of_sample.sum()) / count
-    denominators = tuple(
-        Denominators(
-            samples=int((minibatch_of_sample == index).sum()),
-            trained_samples=int(((minibatch_of_sample == index) & (trained_of_sample > 0)).sum()),
-            tokens=int(trained_of_sample[minibatch_of_sample == index].sum()),
-            step_tokens=step_tokens,
-            max_length=config.generation.max_completion_length,
-        )
-        for index in range(count)
+    minibatch_S = minibatches(batch.group_ids, count, (config.run.seed, batch.version))
+    tokens_S = tokens_per_sample(batch)
+    weights_S = aggregate(
+        config.objective.loss_type, tokens_S, batch.group_ids, minibatch_S, config.generation.max_completion_length
     )
-    cost = batch.prompt_lengths + batch.completion_lengths
-    rank_of_sample = np.zeros(len(batch), dtype=np.int32)
+    # A sample without a trained token is not computed.
+    prompt_S, completion_S = batch.prompt_lengths * (tokens_S > 0), batch.completion_lengths * (tokens_S > 0)
+    rank_S = np.zeros(len(batch), dtype=np.int32)
+    sizes = []
     for index in range(count):
-        members = np.flatnonzero(minibatch_of_sample == index)
-        rank_of_sample[members] = balance(cost[members], world_size)
-    parts = [np.flatnonzero(rank_of_sample == rank) for rank in range(world_size)]
-    return [
-        Shard(batch=select(batch, part), minibatch_of_sample=minibatch_of_sample[part], denominators=denominators)
-        for part in parts
-    ]
-
-
-def minibatches(group_ids: np.ndarray, count: int, seed: tuple[int, ...]) -> np.ndarray:
-    """Minibatch of each sample, [S] int32: whole groups, shuffled by `seed`, sizes that differ by one group at most."""
-    _, group_of_sample = np.unique(group_ids, return_inverse=True)
-    groups = int(group_of_sample.max(initial=-1)) + 1
-    order = np.random.default_rng(seed).permutation(groups)
-    minibatch_of_group = np.empty(groups, dtype=np.int32)
-    for index, members in enumerate(np.array_split(order, count)):
-        minibatch_of_group[members] = index
-    return minibatch_of_group[group_of_sample]
-
-
-def balance(cost: np.ndarray, parts: int) -> np.ndarray:
-    """Part of each item, [S] int32, costs even over parts: the longest items first, each to the part with least so far.
-
-    No part stays empty while there are at least as many items as parts (costs are positive).
-    """
-    part_of_item = np.zeros(len(cost), dtype=np.int32)
-    loads = [(0, part) for part in range(parts)]
-    for item in np.argsort(-cost, kind="stable"):
-        load, part = heapq.heappop(loads)
-        part_of_item[item] = part
-        heapq.heappush(loads, (load + int(cost[item]), part))
-    return part_of_item
+        members = np.flatnonzero(minibatch_S == index)
+        rank_S[members] = ranks(batch.group_ids[members], prompt_S[members], completion_S[members], world_size)
+        sizes.append(_sizes(tokens_S[members], batch.group_ids[members]))
+    whole = Shard(batch=batch, minibatch_of_sample=minibatch_S, token_weights=weights_S, sizes=tuple(sizes))
+    return [_part(whole, np.flatnonzero(rank_S == rank)) for rank in range(world_size)]
 
 
 def select(batch: Batch, samples: np.ndarray) -> Batch:
@@ -185,6 +153,34 @@ def _advantages(
     columns.append(np.where(np.isnan(rewards_S), np.nan, punishment_S).tolist())
     weights = [*(reward_weights[name] for name in names), 1.0]
     return normalize_then_sum(np.array(columns).T, np.array(weights), group_ids)
+
+
+def _sizes(tokens: np.ndarray, group_ids: np.ndarray) -> Sizes:
+    return Sizes(
+        samples=len(tokens),
+        trained_samples=int((tokens > 0).sum()),
+        tokens=int(tokens.sum()),
+        groups=len(np.unique(group_ids)),
+    )
+
+
+def _part(whole: Shard, members: np.ndarray) -> Shard:
+    """The samples `members`, and an untrained copy of a sample for each minibatch that they have nothing of.
+
+    Gradients are exchanged in the backward pass, where the other ranks would wait for one that has nothing to compute.
+    """
+    minibatch_S = whole.minibatch_of_sample
+    trained = [index for index, size in enumerate(whole.sizes) if size.tokens]
+    stand_ins = [int(np.argmax(minibatch_S == index)) for index in trained if index not in minibatch_S[members]]
+    chosen = np.concatenate([members, np.array(stand_ins, dtype=members.dtype)])
+    is_member = np.arange(len(chosen)) < len(members)
+    batch = select(whole.batch, chosen)
+    return Shard(
+        batch=replace(batch, loss_mask=batch.loss_mask & np.repeat(is_member, batch.completion_lengths)),
+        minibatch_of_sample=minibatch_S[chosen],
+        token_weights=np.where(is_member, whole.token_weights[chosen], 0.0),
+        sizes=whole.sizes,
+    )
 
 
 def _or_nan(reward: float | None) -> float:

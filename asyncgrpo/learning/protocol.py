@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from asyncgrpo.learning.batching import Denominators, Shard
+from asyncgrpo.learning.batching import Shard, Sizes
 from asyncgrpo.learning.wire import Message
 from asyncgrpo.types import Batch, Snapshot, StepReport
 
@@ -24,15 +24,17 @@ BATCH_ARRAYS = tuple(field.name for field in fields(Batch) if field.name != "ver
 
 def encode_train(shard: Shard) -> Message:
     arrays = {name: getattr(shard.batch, name) for name in BATCH_ARRAYS}
-    arguments = {"version": shard.batch.version, "denominators": [asdict(item) for item in shard.denominators]}
-    return Message("train", arguments, {**arrays, "minibatch_of_sample": shard.minibatch_of_sample})
+    arguments = {"version": shard.batch.version, "sizes": [asdict(item) for item in shard.sizes]}
+    per_sample = {"minibatch_of_sample": shard.minibatch_of_sample, "token_weights": shard.token_weights}
+    return Message("train", arguments, {**arrays, **per_sample})
 
 
 def decode_train(message: Message) -> Shard:
     return Shard(
         batch=Batch(version=message.arguments["version"], **{name: message.arrays[name] for name in BATCH_ARRAYS}),
         minibatch_of_sample=message.arrays["minibatch_of_sample"],
-        denominators=tuple(Denominators(**item) for item in message.arguments["denominators"]),
+        token_weights=message.arrays["token_weights"],
+        sizes=tuple(Sizes(**item) for item in message.arguments["sizes"]),
     )
 
 

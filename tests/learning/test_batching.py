@@ -1,13 +1,16 @@
 import dataclasses
+from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from learning_cases import make_config, make_group, make_sample, random_groups, sequences
 
-from asyncgrpo.learning.batching import balance, make_batch, minibatches, select, shards, tokens_per_sample
-from asyncgrpo.types import Sample
+from asyncgrpo.config import RunConfig
+from asyncgrpo.learning.batching import Shard, Sizes, make_batch, select, shards, tokens_per_sample
+from asyncgrpo.learning.cutting import minibatches
+from asyncgrpo.types import Batch, Sample
+
+LOSS_TYPES = ["grpo", "dr_grpo", "bnpo", "dapo", "luspo", "prompt_mean"]
 
 
 def test_a_batch_is_flat_and_keeps_the_order_of_groups() -> None:
@@ -88,17 +91,114 @@ def test_the_punishment_is_one_more_reward_of_weight_one() -> None:
     np.testing.assert_allclose(found, [1 / np.sqrt(2), -1 / np.sqrt(2)], rtol=1e-3)
 
 
-def test_denominators_count_the_whole_step_on_every_rank() -> None:
+def test_sizes_count_the_whole_step_on_every_rank() -> None:
     samples = [make_sample([1] * length, float(length)) for length in (1, 2, 3, 0)]
     groups = [make_group(i, samples) for i in range(4)]
     config = make_config("m", training={"groups_per_step": 4, "num_minibatches": 2})
     parts = shards(make_batch(groups, 0, config), config, world_size=2)
-    assert parts[0].denominators == parts[1].denominators
-    assert [d.samples for d in parts[0].denominators] == [8, 8]
-    assert [d.trained_samples for d in parts[0].denominators] == [6, 6]
-    assert [d.tokens for d in parts[0].denominators] == [12, 12]
-    assert [d.step_tokens for d in parts[0].denominators] == [12.0, 12.0]
+    assert parts[0].sizes == parts[1].sizes == (Sizes(samples=8, trained_samples=6, tokens=12, groups=2),) * 2
     assert sum(len(part.batch) for part in parts) == 16
+
+
+def ragged_step(groups: int, minibatches: int, loss_type: str) -> tuple[Batch, RunConfig]:
+    config = make_config(
+        "m",
+        objective={"loss_type": loss_type, "mask_truncated_completions": True},
+        training={"groups_per_step": 6, "num_minibatches": minibatches},
+    )
+    batch = make_batch(random_groups(groups=groups), 5, config)
+    # The third sample of each group is untrained, as if it had been truncated.
+    is_trained = np.arange(len(batch)) % 4 != 2
+    return dataclasses.replace(batch, loss_mask=np.repeat(is_trained, batch.completion_lengths)), config
+
+
+def weighted_sequences(parts: list[Shard]) -> list[tuple[Any, ...]]:
+    """Of every sample with trained tokens: minibatch, weight, advantage and tokens; from all ranks."""
+    found = [
+        (int(part.minibatch_of_sample[i]), float(part.token_weights[i]), float(part.batch.advantages[i]), *sequence)
+        for part in parts
+        for i, sequence in enumerate(sequences(part.batch))
+        if tokens_per_sample(part.batch)[i]
+    ]
+    return sorted(found)
+
+
+@pytest.mark.parametrize("loss_type", LOSS_TYPES)
+@pytest.mark.parametrize("groups", [1, 2, 5, 6])  # the window of groups_per_step = 6 may be short
+@pytest.mark.parametrize("minibatches", [1, 3])
+def test_ranks_together_hold_what_one_rank_holds(loss_type: str, groups: int, minibatches: int) -> None:
+    batch, config = ragged_step(groups, minibatches, loss_type)
+    alone = shards(batch, config, 1)
+    for world_size in (2, 3, 8):
+        parts = shards(batch, config, world_size)
+        assert weighted_sequences(parts) == weighted_sequences(alone)
+        assert all(part.sizes == alone[0].sizes for part in parts)
+        assert all(np.isfinite(part.token_weights).all() for part in parts)
+
+
+def test_every_rank_has_something_to_compute_in_every_update() -> None:
+    config = make_config("m", generation={"num_generations": 2}, training={"groups_per_step": 4, "num_minibatches": 2})
+    batch = make_batch(random_groups(groups=1, generations=2), 0, config)
+    parts = shards(batch, config, world_size=4)
+    assert [[len(part.members(m)) for m in range(2)] for part in parts] == [[1, 0]] * 4
+    trained = [int(tokens_per_sample(part.batch)[0]) for part in parts]
+    assert sorted(trained) == [0, 0, *sorted(batch.completion_lengths)]
+    assert [part.token_weights[0] > 0 for part in parts] == [tokens > 0 for tokens in trained]
+
+
+@pytest.mark.parametrize(
+    ("loss_type", "expected"),
+    [
+        # weight · trained tokens, summed over the samples of each of three minibatches. Of 8 samples 6 are trained.
+        ("bnpo", lambda tokens: np.ones(3)),
+        ("dapo", lambda tokens: 3 * tokens / tokens.sum()),
+        ("grpo", lambda tokens: np.full(3, 6 / 8)),
+        ("dr_grpo", lambda tokens: tokens / (8 * 8)),
+        ("luspo", lambda tokens: tokens / 8),
+        ("prompt_mean", lambda tokens: np.ones(3)),
+    ],
+)
+def test_what_the_weights_of_a_minibatch_sum_to(loss_type: str, expected: Any) -> None:
+    batch, config = ragged_step(6, 3, loss_type)
+    (shard,) = shards(batch, config, 1)
+    tokens = tokens_per_sample(batch)
+    sums = np.bincount(shard.minibatch_of_sample, shard.token_weights * tokens, 3)
+    np.testing.assert_allclose(sums, expected(np.array([size.tokens for size in shard.sizes])), rtol=1e-14)
+
+
+@pytest.mark.parametrize("loss_type", ["bnpo", "dapo", "prompt_mean", "grpo"])
+@pytest.mark.parametrize(("groups", "updates"), [(6, 3), (3, 3), (2, 2), (1, 1)])
+def test_a_short_last_window_of_equal_lengths_weighs_as_a_full_one(loss_type: str, groups: int, updates: int) -> None:
+    config = make_config("m", objective={"loss_type": loss_type}, training={"groups_per_step": 6, "num_minibatches": 3})
+    made = [make_group(i, [make_sample([1, 2, 3], float(j)) for j in range(4)]) for i in range(groups)]
+    batch = make_batch(made, 0, config)
+    (shard,) = shards(batch, config, 1)
+    sums = np.bincount(shard.minibatch_of_sample, shard.token_weights * tokens_per_sample(batch), 3)
+    np.testing.assert_allclose(sums, [1.0] * updates + [0.0] * (3 - updates), rtol=1e-14)
+    assert sum(size.groups for size in shard.sizes) == groups
+
+
+@pytest.mark.parametrize(("loss_type", "loss"), [("grpo", 0.0), ("bnpo", 0.5), ("dapo", 0.5), ("luspo", 1.0)])
+def test_the_value_of_the_loss_depends_on_lengths_at_ratio_one(loss_type: str, loss: float) -> None:
+    samples = [make_sample([1], 1.0), make_sample([1, 2, 3], -1.0)]
+    config = make_config("m", objective={"loss_type": loss_type, "scale_rewards": "none"})
+    (shard,) = shards(make_batch([make_group(0, samples)], 0, config), config, 1)
+    assert -(shard.token_weights * shard.batch.advantages * [1, 3]).sum() == pytest.approx(loss, abs=1e-15)
+
+
+@pytest.mark.parametrize("loss_type", LOSS_TYPES)
+@pytest.mark.parametrize("tokens", [[1, 2], []])
+def test_a_step_without_a_trained_token_is_counted_and_weighs_nothing(loss_type: str, tokens: list[int]) -> None:
+    objective = {"loss_type": loss_type, "mask_truncated_completions": True}
+    config = make_config("m", objective=objective)
+    samples = [make_sample(tokens, float(i), finish_reason="length") for i in range(4)]
+    batch = make_batch([make_group(i, samples) for i in range(2)], 0, config)
+    assert not batch.loss_mask.any() and batch.advantages.any()
+    parts = shards(batch, config, 2)
+    assert sum(len(part.batch) for part in parts) == 8
+    for part in parts:
+        assert part.sizes == (Sizes(samples=8, trained_samples=0, tokens=0, groups=2),)
+        assert np.isfinite(part.token_weights).all()
 
 
 def test_shards_hold_every_sample_once_with_its_minibatch() -> None:
@@ -114,30 +214,6 @@ def test_shards_hold_every_sample_once_with_its_minibatch() -> None:
     expected = [(where[i], *map(tuple, sequence)) for i, sequence in enumerate(sequences(batch))]
     assert sorted(found) == sorted(expected)
     assert all(len(part.members(m)) > 0 for part in parts for m in range(3))
-
-
-@given(st.integers(1, 12), st.integers(1, 5), st.integers(1, 4), st.integers(0, 1000))
-def test_minibatches_are_whole_groups_of_even_number(groups: int, size: int, count: int, seed: int) -> None:
-    ids = np.repeat(np.arange(groups)[::-1] * 10, size)
-    where = minibatches(ids, count, (seed,))
-    assert np.array_equal(where, minibatches(ids, count, (seed,)))
-    assert all(len(set(where[ids == group])) == 1 for group in set(ids))
-    per_minibatch = np.bincount(where, minlength=count) // size
-    assert per_minibatch.max() - per_minibatch.min() <= 1
-
-
-def test_minibatches_are_drawn_anew_for_each_version() -> None:
-    ids = np.repeat(np.arange(8), 2)
-    drawn = {tuple(minibatches(ids, 4, (42, version))) for version in range(20)}
-    assert len(drawn) > 10
-
-
-@given(st.lists(st.integers(1, 100), min_size=1, max_size=40), st.integers(1, 6))
-def test_balance_is_within_one_item(cost: list[int], parts: int) -> None:
-    where = balance(np.array(cost), parts)
-    loads = np.bincount(where, weights=cost, minlength=parts)
-    assert loads.max() - loads.min() <= max(cost)
-    assert len(set(where)) == min(parts, len(cost))
 
 
 @pytest.mark.parametrize("samples", [[], [3, 0], [1, 1]])
