@@ -146,6 +146,15 @@ def test_every_rank_has_something_to_compute_in_every_update() -> None:
     assert [part.token_weights[0] > 0 for part in parts] == [tokens > 0 for tokens in trained]
 
 
+def test_samples_that_are_not_computed_keep_no_rank_busy() -> None:
+    config = make_config("m", objective={"mask_truncated_completions": True})
+    truncated = [make_sample([1] * 8, float(i), finish_reason="length") for i in range(2)]
+    groups = [make_group(0, truncated, [5] * 100)]
+    groups += [make_group(i, [make_sample([1, 2], float(j)) for j in range(2)]) for i in (1, 2)]
+    parts = shards(make_batch(groups, 0, config), config, 2)
+    assert [int(tokens_per_sample(part.batch).sum()) for part in parts] == [4, 4]
+
+
 @pytest.mark.parametrize(
     ("loss_type", "expected"),
     [
