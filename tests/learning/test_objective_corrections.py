@@ -74,7 +74,7 @@ def test_weights_by_hand(correction: Correction, expected: list[list[float]]) ->
 @pytest.mark.parametrize("level", ["token", "sequence", "geometric"])
 @pytest.mark.parametrize("edge", [2.0, 0.5])
 def test_bounds_belong_to_what_is_kept(level: str, edge: float) -> None:
-    proximal_BT, behaviour_BT = torch.tensor([[0.0]]).double(), torch.tensor([[-LOG(edge)]]).double()
+    proximal_BT, behaviour_BT = torch.tensor([[[0.0]], [[-LOG(edge)]]], dtype=torch.float64)
     mask_BT = torch.ones(1, 1, dtype=torch.bool)
     for factor, inside in ((1.0, True), (1.0 + 1e-12, False)):
         high, low = (2.0 / factor, 0.5 * factor)

@@ -25,7 +25,7 @@ def k1(p: Tensor, q: Tensor) -> Tensor:
 def k2(p: Tensor, q: Tensor) -> Tensor:
     """(log p - log q)² / 2: biased in value; unweighted and on-policy, its gradient is that of the divergence.
 
-    Not so under a weight that carries gradient: that pushes down every token with a large difference, whatever its sign.
+    Not so under a weight that carries gradient: that pushes down tokens with a large difference of either sign.
     """
     return (p - q).square() / 2.0
 

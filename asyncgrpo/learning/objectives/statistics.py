@@ -29,15 +29,17 @@ class Statistics:
 def m2_limit(squares_N: Tensor, threshold: float) -> float:
     """Largest (log π/μ)² to keep for the mean of what is kept to be at most the threshold (M2PO, 2510.01161, alg. 1).
 
-    The algorithm drops the largest until the mean fits; sorted, that is the longest prefix whose mean fits. Values
-    equal to the limit are all kept. 0 if not even the smallest fits, infinite if all do or there are none.
+    The algorithm drops the largest until the mean fits; sorted, that is the longest prefix whose mean fits. The limit
+    lies halfway to the smallest dropped one, so that rounding in another forward pass moves no token across; equal
+    values are all kept. Infinite if all fit or there are none.
     """
     sorted_N = squares_N.double().sort().values
     means_N = sorted_N.cumsum(0) / torch.arange(1, len(sorted_N) + 1, dtype=torch.float64, device=sorted_N.device)
     kept = int((means_N <= threshold).sum())
     if kept == len(sorted_N):
         return math.inf
-    return float(sorted_N[kept - 1]) if kept else 0.0
+    last_kept = float(sorted_N[kept - 1]) if kept else 0.0
+    return (last_kept + float(sorted_N[kept])) / 2.0
 
 
 def entropy_floor(entropy_N: Tensor, kept_fraction: float) -> float:

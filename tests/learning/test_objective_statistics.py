@@ -1,0 +1,115 @@
+"""What is known of a whole optimiser batch before any of it is trained."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from objective_cases import make_objective, make_tokens, part_of, random_tokens
+
+from asyncgrpo.learning.objectives.correction import Within
+from asyncgrpo.learning.objectives.gates.trust import M2po
+from asyncgrpo.learning.objectives.objective import Objective
+from asyncgrpo.learning.objectives.statistics import Statistics, entropy_floor, m2_limit, mean_weight
+
+
+def by_removal(squares: list[float], threshold: float) -> list[float]:
+    """Algorithm 1 word by word: drop the largest while the mean is above the threshold."""
+    kept = sorted(squares)
+    while kept and sum(kept) / len(kept) > threshold:
+        kept.pop()
+    return kept
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_the_limit_keeps_what_removing_the_largest_keeps(seed: int) -> None:
+    squares = np.random.default_rng(seed).exponential(0.05, size=30).tolist()
+    limit = m2_limit(torch.tensor(squares, dtype=torch.float64), 0.03)
+    assert sorted(value for value in squares if value <= limit) == by_removal(squares, 0.03)
+
+
+def test_the_limit_at_its_edges() -> None:
+    squares = torch.tensor([0.01, 0.07], dtype=torch.float64)
+    assert m2_limit(squares, 0.05) == math.inf
+    assert m2_limit(squares, 0.02) == pytest.approx(0.04)  # between what stays and what goes
+    assert m2_limit(squares, 0.005) == pytest.approx(0.005)  # both go
+    assert m2_limit(squares[:0], 0.04) == math.inf
+    assert m2_limit(torch.tensor([0.0, 0.0, 0.09, 0.09]), 0.04) == pytest.approx(0.09)  # equals are kept together
+
+
+def test_the_entropy_floor_is_a_quantile() -> None:
+    values = torch.tensor([0.4, 0.1, 0.3, 0.2, 0.0])
+    assert entropy_floor(values, 0.5) == pytest.approx(0.2)
+    assert entropy_floor(values, 0.25) == pytest.approx(0.3)
+    assert entropy_floor(values, 0.2) == pytest.approx(0.32)
+    assert entropy_floor(values[:0], 0.2) == -math.inf
+
+
+def test_the_entropy_floor_takes_more_values_than_torch_would() -> None:
+    values = torch.arange(2**24 + 1, dtype=torch.float32)
+    assert entropy_floor(values, 0.5) == pytest.approx(2**23, rel=1e-6)
+
+
+def test_the_mean_weight_never_divides_by_nothing() -> None:
+    assert mean_weight(torch.tensor([0.5, 2.0, 0.0])) == pytest.approx(2.5 / 3)
+    assert mean_weight(torch.tensor([0.0, 0.0])) == mean_weight(torch.empty(0)) == 1.0
+
+
+def objectives() -> dict[str, Objective]:
+    return {
+        "m2po": make_objective(M2po(0.04), correction=Within("token", "truncate", high=2.0)),
+        "entropy": make_objective(top_entropy_quantile=0.4),
+        "normalise": make_objective(normalise=True, correction=Within("token", "mask", high=2.0)),
+    }
+
+
+@pytest.mark.parametrize(("name", "key"), [("m2po", "m2"), ("entropy", "entropy"), ("normalise", "weight")])
+def test_only_what_is_needed_is_observed_and_only_of_trained_tokens(name: str, key: str) -> None:
+    objective, tokens = objectives()[name], random_tokens(0)
+    with torch.no_grad():
+        for values_BT in (tokens.current_BT, tokens.proximal_BT, tokens.behaviour_BT, tokens.entropy_BT):
+            values_BT[~tokens.mask_BT] = math.nan
+    observed = objective.observe(tokens)
+    assert set(observed) == {key}
+    assert observed[key].ndim == 1 and observed[key].dtype == torch.float64
+    assert observed[key].isfinite().all()
+    assert len(observed[key]) == {"entropy": 13, "normalise": 13}.get(name, len(observed[key])) > 0
+
+
+def test_m2po_observes_the_trust_region() -> None:
+    # log w = 0.4, 0.4, -0.2, -0.2, 0 with A = +, -, +, -, +; a sixth is rejected
+    tokens = make_tokens(
+        [[-2.0]] * 6,
+        [1.0, -1.0, 1.0, -1.0, 1.0, 1.0],
+        proximal=[[-2.1], [-2.1], [-1.9], [-1.9], [-2.0], [-2.0]],
+        behaviour=[[-2.4], [-2.4], [-1.8], [-1.8], [-2.0], [-4.0]],
+    )
+    objective = make_objective(M2po(0.04), correction=Within("token", "mask", high=2.0))
+    assert objective.observe(tokens)["m2"].tolist() == pytest.approx([0.16, 0.04])
+
+
+def test_an_objective_without_batch_statistics_asks_for_none() -> None:
+    objective = make_objective()
+    assert not objective.needs_statistics
+    assert objective.observe(random_tokens(0)) == {}
+    assert objective.summarise({}) == Statistics()
+
+
+@pytest.mark.parametrize("name", objectives())
+def test_a_missing_pass_over_the_batch_is_an_error(name: str) -> None:
+    assert objectives()[name].needs_statistics
+    with pytest.raises(AssertionError, match="statistics of the whole batch"):
+        objectives()[name](random_tokens(0))
+
+
+@pytest.mark.parametrize("name", objectives())
+def test_statistics_do_not_depend_on_the_cut(name: str) -> None:
+    objective, tokens = objectives()[name], random_tokens(1)
+    parts = [objective.observe(part_of(tokens, rows)) for rows in (slice(2, 4), slice(0, 1), slice(1, 2))]
+    joined = {key: torch.cat([part[key] for part in parts]) for key in parts[0]}
+    whole = objective.summarise(objective.observe(tokens))
+    together = objective.summarise(joined)
+    assert together.m2_limit == whole.m2_limit
+    assert together.entropy_floor == whole.entropy_floor
+    assert together.mean_weight == pytest.approx(whole.mean_weight, rel=1e-15)
+    assert whole != Statistics()
