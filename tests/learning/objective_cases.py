@@ -119,7 +119,7 @@ def random_tokens(seed: int, spread: float = 0.5, dtype: torch.dtype = torch.flo
     return make_tokens(current_BT, [1.0, -0.5, 2.0, -1.5], dtype=dtype, **(values | changes))
 
 
-def part_of(tokens: Tokens, rows: slice) -> Tokens:
+def part_of(tokens: Tokens, rows: slice | list[int]) -> Tokens:
     """Some of the sequences, as a micro-batch has them."""
     values = {field.name: getattr(tokens, field.name) for field in fields(tokens)}
     parts = {name: None if value is None else value.detach()[rows] for name, value in values.items()}
