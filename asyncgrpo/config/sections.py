@@ -178,6 +178,8 @@ class TrainingSection(Section):
     """Gradients are clipped to this global norm."""
     bf16: bool = False
     """Compute in bfloat16 (autocast); weights keep model.dtype."""
+    cast_lm_head_to_fp32: bool = False
+    """Multiply the output head in float32, in learner and engines, whatever the type of the rest."""
     gradient_checkpointing: bool = False
     """Recompute activations in the backward pass: less memory, slower."""
 

@@ -22,6 +22,7 @@ import psutil
 from asyncgrpo.config import RunConfig
 from asyncgrpo.config.devices import cores_of, gpu_environment, gpus_of
 from asyncgrpo.errors import ConfigError, EngineError, EngineStartError
+from asyncgrpo.generation.hf_overrides import with_float32_head
 from asyncgrpo.generation.leftovers import kill_leftovers
 from asyncgrpo.guardian import guardian_command
 from asyncgrpo.observe.logs import log_tail
@@ -54,7 +55,10 @@ def engine_specs(
     weight_transfer_backend: str,
     module: str = VLLM_MODULE,
 ) -> list[EngineSpec]:
-    """One spec per device of a resolved configuration. Raises ConfigError for a port that is taken."""
+    """One spec per device of a resolved configuration.
+
+    Raises ConfigError for a port that is taken, or for arguments that contradict the rest of the configuration.
+    """
     specs = []
     for index, device in enumerate(config.engines.devices):
         port = _port(config.engines.port + index if config.engines.port else 0)
@@ -78,7 +82,10 @@ def engine_specs(
 def vllm_arguments(
     config: RunConfig, model_path: str, device: str, port: int, seed: int, weight_transfer_backend: str
 ) -> list[str]:
-    """The settings that make the engine's log-probabilities the learner's, and the limits from config."""
+    """The settings that make the engine's log-probabilities the learner's, and the limits from config.
+
+    Raises ConfigError for engines.extra_args that contradict them.
+    """
     engines = config.engines
     arguments = {
         "--host": "127.0.0.1",
@@ -107,7 +114,10 @@ def vllm_arguments(
         flags.append("--enforce-eager")
     if config.model.trust_remote_code:
         flags.append("--trust-remote-code")
-    return [word for name, value in arguments.items() for word in (name, str(value))] + flags + list(engines.extra_args)
+    extra_args = engines.extra_args
+    if config.training.cast_lm_head_to_fp32:
+        extra_args = with_float32_head(extra_args)
+    return [word for name, value in arguments.items() for word in (name, str(value))] + [*flags, *extra_args]
 
 
 def vllm_environment(config: RunConfig, device: str, ours: Mapping[str, str]) -> dict[str, str]:

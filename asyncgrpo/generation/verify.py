@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from asyncgrpo.config import RunConfig
 from asyncgrpo.errors import ConfigError
 from asyncgrpo.generation.client import EngineClient
+from asyncgrpo.generation.hf_overrides import FLAG, FLOAT32_HEAD, has_float32_head
 
 DTYPES = ("float32", "bfloat16")
 
@@ -59,6 +61,12 @@ def settings_faults(client: EngineClient, info: Mapping[str, Any], config: RunCo
         ),
         ("--dtype", dtype, " or ".join(dtypes), dtype in dtypes),
         ("--weight-transfer-config", transfer, f'{{"backend":"{backend}"}}', transfer == backend),
+        (
+            FLAG,
+            json.dumps(model.get("hf_overrides")),
+            f"{json.dumps(FLOAT32_HEAD)} (training.cast_lm_head_to_fp32)",
+            not config.training.cast_lm_head_to_fp32 or has_float32_head(model, dtype),
+        ),
         ("--max-model-len", longest, f"at least {needed}", longest >= needed),
     )
     return [

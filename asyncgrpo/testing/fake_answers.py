@@ -122,6 +122,7 @@ def server_info(core: FakeCore, model: str) -> dict[str, Any]:
         "dtype": core.model.dtype,
         "max_model_len": core.max_model_len,
         "logprobs_mode": core.model.logprobs_mode,
+        "hf_overrides": core.model.hf_overrides,
     }
     return {
         "vllm_config": {

@@ -18,7 +18,7 @@ import json
 import os
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Self
@@ -50,6 +50,7 @@ class FakeEngine:
         max_model_len: int | None = None,
         seed: int = 0,
         raw_logprobs: bool = False,
+        hf_overrides: Mapping[str, Any] | None = None,
         scale_out: bool = True,
         dev_mode: bool = True,
         transfer_backend: str = BACKEND,
@@ -58,6 +59,7 @@ class FakeEngine:
         on_death: Callable[[], None] | None = None,
     ) -> None:
         self.model = FakeModel(folder, raw_logprobs=raw_logprobs)
+        self.model.hf_overrides = dict(hf_overrides or {})
         self.folder = str(folder)
         self.host, self.port = host, port
         self.requests: list[Call] = []
@@ -170,6 +172,7 @@ async def _serve(arguments: argparse.Namespace) -> None:
         max_model_len=arguments.max_model_len,
         seed=arguments.seed,
         raw_logprobs=arguments.logprobs_mode == "raw_logprobs",
+        hf_overrides=arguments.hf_overrides,
         scale_out=arguments.enable_scale_out,
         transfer_backend=arguments.weight_transfer_config["backend"],
         dev_mode=os.environ.get("VLLM_SERVER_DEV_MODE") == "1",
@@ -191,6 +194,7 @@ def main() -> None:
     parser.add_argument("--max-num-seqs", type=int, default=64)
     parser.add_argument("--max-model-len", type=int)
     parser.add_argument("--logprobs-mode", default="raw_logprobs")
+    parser.add_argument("--hf-overrides", type=json.loads)
     parser.add_argument("--weight-transfer-config", type=json.loads, default={"backend": "none"})
     parser.add_argument("--enable-scale-out", action="store_true")
     parser.add_argument("--token-seconds", type=float, default=0.0, help="not vLLM's: seconds per step")

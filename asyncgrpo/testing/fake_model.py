@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors.torch import load_file
@@ -29,6 +30,7 @@ class FakeModel:
         self.vocab_size: int = self._model.config.vocab_size
         self.max_positions: int = self._model.config.max_position_embeddings
         self.dtype = str(torch.float32)
+        self.hf_overrides: dict[str, Any] = {}
 
     @torch.inference_mode()
     def distributions(

@@ -74,6 +74,13 @@ def test_limits_and_further_arguments_are_passed_on() -> None:
     assert "--gpu-memory-utilization" not in options
 
 
+def test_a_float32_head_is_asked_for_where_the_learner_has_one() -> None:
+    assert "--hf-overrides" not in arguments(configured())[0]
+    config = configured(training={"cast_lm_head_to_fp32": True}, engines={"extra_args": ["--swap-space", "1"]})
+    options, _ = arguments(config)
+    assert (json.loads(options["--hf-overrides"]), options["--swap-space"]) == ({"head_dtype": "float32"}, "1")
+
+
 def test_gpus_of_one_engine_are_tensor_parallel() -> None:
     config = configured(engines={"gpu_memory_utilization": 0.5})
     options, _ = arguments(config, "cuda:2,3")

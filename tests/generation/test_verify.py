@@ -56,3 +56,22 @@ async def test_types_that_differ_or_that_no_learner_writes_are_refused(
     engines[1].model.dtype = "torch.float16"
     with pytest.raises(ConfigError, match=r"engine-1 at .* with --dtype float16, .* needs float32 or bfloat16"):
         await verify_settings(clients, AUTO, BACKEND)
+
+
+async def test_a_float32_head_must_be_that_of_the_engine_too(pair: tuple[list[FakeEngine], list[EngineClient]]) -> None:
+    engines, clients = pair
+    config = AUTO.model_copy(update={"training": AUTO.training.model_copy(update={"cast_lm_head_to_fp32": True})})
+    await verify_settings(clients, config, BACKEND)  # everything is float32
+    for engine in engines:
+        engine.model.dtype = "torch.bfloat16"
+    engines[0].model.hf_overrides = {"head_dtype": "float32", "rope_theta": 2}
+    with pytest.raises(ConfigError) as caught:
+        await verify_settings(clients, config, BACKEND)
+    assert str(caught.value) == (
+        f"engine engine-1 at {engines[1].url} runs with --hf-overrides {{}}, and the run needs "
+        '{"head_dtype": "float32"} (training.cast_lm_head_to_fp32)'
+    )
+    engines[1].model.hf_overrides = {"head_dtype": "float32"}
+    await verify_settings(clients, config, BACKEND)
+    engines[1].model.hf_overrides = {}
+    await verify_settings(clients, AUTO, BACKEND)
