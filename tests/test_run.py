@@ -73,7 +73,7 @@ def stale(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterato
             tiny_model,
             tmp_path_factory.mktemp("stale"),
             token_seconds=0.015,
-            learner={"micro_batch_size": 1},  # a slow learner
+            learner={"token_budget": 1},  # a slow learner
             training={"max_steps": 5},
             buffer={"max_staleness": 1},
         )

@@ -83,11 +83,10 @@ _WITHOUT_COUNTERPART = """
 """
 
 ELSEWHERE: dict[str, str] = {
-    "per_device_train_batch_size": f"{_BATCH} updates of <learner.micro_batch_size> samples at a time",
-    "gradient_accumulation_steps": f"{_BATCH} updates; <learner.micro_batch_size> only bounds memory",
+    "per_device_train_batch_size": f"{_BATCH} updates, computed <learner.token_budget> tokens at a time",
+    "gradient_accumulation_steps": f"{_BATCH} updates; <learner.token_budget> only bounds memory",
     "steps_per_generation": f"{_BATCH} updates per pass, <training.num_iterations> passes",
     "generation_batch_size": f"{_BATCH} updates per pass",
-    "token_budget": "<learner.micro_batch_size> bounds what one forward pass holds",
     "use_vllm": _SEPARATE,
     "vllm_mode": _SEPARATE,
     "vllm_enable_sleep_mode": _SEPARATE,

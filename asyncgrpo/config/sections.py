@@ -35,8 +35,8 @@ class ModelSection(Section):
     """Folder in Hugging Face format, or a name on the hub."""
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Type of the trained weights (the optimiser's master copy)."""
-    attn_implementation: str = "sdpa"
-    """Attention of the learner, as transformers names it."""
+    attn_implementation: str = "auto"
+    """`auto`: ours, no padding and each prompt once, where the model allows. Else transformers' name: padded rows."""
     trust_remote_code: bool = False
     """Run Python code that the model folder brings along."""
 
@@ -189,8 +189,8 @@ class LearnerSection(Section):
     """`process`: one process per device. `inline`: in the orchestrator, for debugging and tests."""
     devices: tuple[str, ...] = ("auto",)
     """One rank per entry: `cuda:1`, `cpu:4-7` (cores), `cpu`, `cpu:auto` (half of the cores) or `auto`."""
-    micro_batch_size: PositiveInt = 16
-    """Samples in one forward and backward pass on one rank."""
+    token_budget: PositiveInt = 8192
+    """Most tokens that one forward and backward pass computes on one rank: it bounds memory, never changes the loss."""
     start_timeout: Seconds = 600.0
     """Seconds the learner may take to load the model."""
     step_timeout: Seconds = 3600.0

@@ -38,7 +38,7 @@ from asyncgrpo.learning.perturbation import perturbed
 from asyncgrpo.learning.policy import Policy
 from asyncgrpo.learning.report import Stopwatch, Update, step_metrics
 from asyncgrpo.learning.snapshot import write_safetensors
-from asyncgrpo.types import Snapshot, StepReport
+from asyncgrpo.types import Batch, Snapshot, StepReport
 
 logger = logging.getLogger(__name__)
 
@@ -82,8 +82,7 @@ class Learner:
         learning_rate = float(self._schedule.get_last_lr()[0])
         with watch.part("total"):
             minibatches = [
-                micro_batches(shard.batch, shard.members(index), self.config.learner.micro_batch_size, self._device)
-                for index in range(len(shard.denominators))
+                self._micro_batches(shard.batch, shard.members(index)) for index in range(len(shard.denominators))
             ]
             with watch.part("proximal"):
                 self._prepare(minibatches, is_single_update=training.num_iterations * len(minibatches) == 1)
@@ -112,7 +111,7 @@ class Learner:
         scores = [np.empty(0, dtype=np.float32) for _ in sequences]
         members = np.flatnonzero(batch.completion_lengths)
         with torch.no_grad(), self._perturbed(perturbation):
-            for micro in micro_batches(batch, members, self.config.learner.micro_batch_size, self._device):
+            for micro in self._micro_batches(batch, members):
                 logprobs_BT = self._score(self._policy, micro).cpu().numpy()
                 for row, member in enumerate(micro.members_B):
                     scores[member] = logprobs_BT[row, : batch.completion_lengths[member]]
@@ -144,6 +143,9 @@ class Learner:
         """Save the model in Hugging Face format, adapters merged. The tokenizer is the orchestrator's to save."""
         self._loaded.model.save_pretrained(directory, state_dict=dict(merged_state(self._loaded.model)))
 
+    def _micro_batches(self, batch: Batch, members: np.ndarray) -> list[MicroBatch]:
+        return micro_batches(batch, members, self.config.learner.token_budget, self._loaded.packing, self._device)
+
     def _wrap(self, model: torch.nn.Module) -> Policy:
         return Policy(model, self.config.generation.temperature, use_bf16=self.config.training.bf16)
 
@@ -163,7 +165,7 @@ class Learner:
 
     @torch.no_grad()
     def _prepare(self, minibatches: Sequence[Sequence[MicroBatch]], *, is_single_update: bool) -> None:
-        """Proximal and reference log-probabilities, in the same micro-batches that training uses: padding and kernels
+        """Proximal and reference log-probabilities, in the same micro-batches that training uses: layout and kernels
         are then the same too, and the first ratio is 1 to the last bit."""
         micros = [micro for minibatch in minibatches for micro in minibatch]
         if not is_single_update:
@@ -176,7 +178,7 @@ class Learner:
                     micro.reference_BT = self._score(reference, micro)
 
     def _score(self, policy: Policy, micro: MicroBatch) -> Tensor:
-        logprobs_N, _ = policy(micro.input_ids_BL, micro.rows_N, micro.columns_N)
+        logprobs_N, _ = policy(*micro.inputs)
         return micro.padded(logprobs_N)
 
     def _update(
@@ -200,7 +202,7 @@ class Learner:
         return Update(counts=counts, grad_norm=norm)
 
     def _backward(self, micro: MicroBatch, denominators: Denominators) -> Counts:
-        logprobs_N, entropy_N = self._distributed(micro.input_ids_BL, micro.rows_N, micro.columns_N)
+        logprobs_N, entropy_N = self._distributed(*micro.inputs)
         current_BT = micro.padded(logprobs_N)
         tokens = Tokens(
             current_BT=current_BT,

@@ -19,6 +19,8 @@ from transformers.utils import logging as transformers_logging
 from asyncgrpo.config import RunConfig
 from asyncgrpo.errors import ConfigError, LearnerError
 from asyncgrpo.learning.lora import attach_lora
+from asyncgrpo.learning.packing import Packing
+from asyncgrpo.learning.packing_check import choose_packing
 from asyncgrpo.learning.policy import Policy
 
 
@@ -30,6 +32,8 @@ class LoadedModel:
     """Handle for turning adapters off."""
     frozen: PreTrainedModel | None
     """Copy of the initial weights, where a reference is wanted and there are no adapters to turn off."""
+    packing: Packing
+    """How samples are put into rows: what the model was found to compute correctly."""
 
     @contextlib.contextmanager
     def reference(self) -> Iterator[PreTrainedModel]:
@@ -52,6 +56,9 @@ def load(config: RunConfig, device: torch.device) -> LoadedModel:
     model.to(device)
     model.eval()
     _check_head(model, device)
+    packing: Packing = "padded"
+    if config.model.attn_implementation == "auto":
+        packing = choose_packing(model, device)
     adapted = None
     if config.lora.lora_r:
         adapted = attach_lora(model, config.lora, config.run.seed)
@@ -59,7 +66,7 @@ def load(config: RunConfig, device: torch.device) -> LoadedModel:
     frozen = copy.deepcopy(model).requires_grad_(False) if config.objective.beta and adapted is None else None
     if config.training.gradient_checkpointing:
         _checkpoint_layers(model)
-    return LoadedModel(model=model, adapted=adapted, frozen=frozen)
+    return LoadedModel(model=model, adapted=adapted, frozen=frozen, packing=packing)
 
 
 def _from_pretrained(config: RunConfig) -> PreTrainedModel:
@@ -72,7 +79,7 @@ def _from_pretrained(config: RunConfig) -> PreTrainedModel:
         model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
             section.path,
             dtype=getattr(torch, section.dtype),
-            attn_implementation=section.attn_implementation,
+            attn_implementation=None if section.attn_implementation == "auto" else section.attn_implementation,
             trust_remote_code=section.trust_remote_code,
         )
     except (OSError, ValueError, ImportError, json.JSONDecodeError) as error:
@@ -116,8 +123,8 @@ def _check_head(model: PreTrainedModel, device: torch.device) -> None:
     ids_BL = torch.arange(1, 5, device=device)[None]
     expected_NV = torch.log_softmax(model(input_ids=ids_BL, use_cache=False).logits[0, :-1].float(), dim=-1)
     expected_N = expected_NV.gather(-1, ids_BL[0, 1:, None]).squeeze(-1)
-    rows_N, columns_N = torch.zeros(3, dtype=torch.long, device=device), torch.arange(1, 4, device=device)
-    actual_N, _ = Policy(model, temperature=1.0, use_bf16=False)(ids_BL, rows_N, columns_N)
+    rows_N, columns_N = torch.zeros(3, dtype=torch.long, device=device), torch.arange(3, device=device)
+    actual_N, _ = Policy(model, temperature=1.0, use_bf16=False)(ids_BL, None, None, rows_N, columns_N, ids_BL[0, 1:])
     deviation = float((actual_N - expected_N).abs().max())
     if not deviation < 0.05:
         raise LearnerError(

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from asyncgrpo.learning.attention.interface import no_mask
+from asyncgrpo.learning.attention.layout import Layout
 from asyncgrpo.learning.logprobs import chunk_tokens, token_logprobs
 
 
 class Policy(nn.Module):
     """A causal language model and the temperature it is sampled at.
 
-    Shapes: B sequences, L tokens of the longest (right-padded), N scored tokens.
+    Shapes: R rows, L tokens of each, N scored tokens.
     """
 
     def __init__(self, model: PreTrainedModel, temperature: float, *, use_bf16: bool) -> None:
@@ -23,18 +27,38 @@ class Policy(nn.Module):
         head = model.get_output_embeddings()
         self._chunk_tokens = chunk_tokens(head.weight.shape[0])
 
-    def forward(self, input_ids_BL: Tensor, rows_N: Tensor, columns_N: Tensor) -> tuple[Tensor, Tensor]:
-        """Log-probability and entropy, float32 [N], of the tokens at (row, column), each given the tokens before it.
+    def forward(
+        self,
+        input_ids_RL: Tensor,
+        positions_RL: Tensor | None,
+        layout: Layout | None,
+        rows_N: Tensor,
+        columns_N: Tensor,
+        targets_N: Tensor,
+    ) -> tuple[Tensor, Tensor]:
+        """Log-probability and entropy, float32 [N], of `targets_N`, each given all that (row, column) sees.
 
-        There is no attention mask: attention is causal and padding is on the right, so no scored token sees any, and
+        With a layout, R is 1 and the row is packed; `positions_RL` are then needed. Without one, rows are sequences
+        padded on the right. There is no attention mask: attention is causal, so no scored token sees any padding, and
         without a mask the attention kernels take their fast path.
         """
-        with torch.autocast(input_ids_BL.device.type, dtype=torch.bfloat16, enabled=self.use_bf16):
-            hidden_BLH = self.model.base_model(input_ids=input_ids_BL, use_cache=False).last_hidden_state
+        with torch.autocast(input_ids_RL.device.type, dtype=torch.bfloat16, enabled=self.use_bf16):
+            hidden_RLH = hidden_states(self.model, input_ids_RL, positions_RL, layout)
             return token_logprobs(
-                hidden_BLH[rows_N, columns_N - 1],
+                hidden_RLH[rows_N, columns_N],
                 self.model.get_output_embeddings(),
-                input_ids_BL[rows_N, columns_N],
+                targets_N,
                 self.temperature,
                 self._chunk_tokens,
             )
+
+
+def hidden_states(
+    model: PreTrainedModel, input_ids_RL: Tensor, positions_RL: Tensor | None, layout: Layout | None
+) -> Tensor:
+    """What the head sees, [R, L, hidden]."""
+    packed: dict[str, Any] = {}
+    if layout is not None:
+        packed = {"position_ids": positions_RL, "layout": layout, "attention_mask": no_mask(input_ids_RL.device)}
+    hidden_RLH: Tensor = model.base_model(input_ids=input_ids_RL, use_cache=False, **packed).last_hidden_state
+    return hidden_RLH

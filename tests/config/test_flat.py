@@ -194,7 +194,7 @@ def test_only_given_arguments_count_as_set() -> None:
         (
             {"per_device_train_batch_size": 8},
             "unknown setting 'per_device_train_batch_size'; the batch is groups_per_step prompts x num_generations "
-            "samples, in num_minibatches updates of micro_batch_size samples at a time",
+            "samples, in num_minibatches updates, computed token_budget tokens at a time",
         ),
         ({"model_name_or_path": "m"}, "unknown setting 'model_name_or_path'; the model is the trainer's model"),
         ({"qqqq": 1}, "unknown setting 'qqqq'; see AsyncGRPOConfig"),

@@ -106,7 +106,7 @@ def test_a_section_with_everything_commented_out_is_default(tmp_path: Path) -> N
             "training: {gradient_accumulation_steps: 4}",
             "unknown key 'gradient_accumulation_steps' in section training (run.yaml:1); the batch is "
             "training.groups_per_step prompts x generation.num_generations samples, in training.num_minibatches "
-            "updates; learner.micro_batch_size only bounds memory",
+            "updates; learner.token_budget only bounds memory",
         ),
         ("run: {zzzz: 1}", "unknown key 'zzzz' in section run (run.yaml:1); the section has output_dir, seed"),
         (

@@ -20,7 +20,7 @@ def make_config(path: str, **sections: dict[str, Any]) -> RunConfig:
         "model": {"path": path},
         "generation": {"num_generations": 4, "max_completion_length": 8},
         "training": {"groups_per_step": 2, "learning_rate": 1e-3, "max_steps": 10},
-        "learner": {"mode": "inline", "devices": ("cpu",), "micro_batch_size": 16},
+        "learner": {"mode": "inline", "devices": ("cpu",), "token_budget": 256},
     }
     for name, values in sections.items():
         base[name] = base.get(name, {}) | values

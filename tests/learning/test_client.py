@@ -21,7 +21,7 @@ DEADLINE = 120
 
 
 def process_config(path: Path, ranks: int = 1, **sections: dict) -> RunConfig:
-    learner = {"mode": "process", "devices": ("cpu",) * ranks, "micro_batch_size": 2, **sections.pop("learner", {})}
+    learner = {"mode": "process", "devices": ("cpu",) * ranks, "token_budget": 24, **sections.pop("learner", {})}
     return make_config(str(path), learner=learner, **sections)
 
 

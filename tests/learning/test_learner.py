@@ -39,11 +39,9 @@ def plain_scores(path: Path, batch: Batch, temperature: float) -> list[np.ndarra
     return scores
 
 
-@pytest.mark.parametrize("micro_batch_size", [1, 3, 16])
-def test_scores_are_those_of_a_plain_forward_token_by_token(tied_model: Path, micro_batch_size: int) -> None:
-    config = make_config(
-        str(tied_model), generation={"temperature": 0.5}, learner={"micro_batch_size": micro_batch_size}
-    )
+@pytest.mark.parametrize("token_budget", [1, 24, 256])
+def test_scores_are_those_of_a_plain_forward_token_by_token(tied_model: Path, token_budget: int) -> None:
+    config = make_config(str(tied_model), generation={"temperature": 0.5}, learner={"token_budget": token_budget})
     batch = make_batch(random_groups(), 0, config)
     scores = Learner(config, "cpu").score(sequences(batch))
     for score, expected in zip(scores, plain_scores(tied_model, batch, 0.5), strict=True):
@@ -54,7 +52,7 @@ def test_scores_are_those_of_a_plain_forward_token_by_token(tied_model: Path, mi
 @pytest.mark.parametrize("minibatches", [1, 2])
 def test_the_first_ratio_is_exactly_one_and_the_second_pass_differs(tied_model: Path, minibatches: int) -> None:
     training = {"num_iterations": 2, "num_minibatches": minibatches, "learning_rate": 1e-4}
-    learner = Learner(make_config(str(tied_model), training=training, learner={"micro_batch_size": 3}), "cpu")
+    learner = Learner(make_config(str(tied_model), training=training, learner={"token_budget": 24}), "cpu")
     batch = make_batch(random_groups(), 0, learner.config)
     shard = shards(batch, learner.config, 1)[0]
     behaviour = shard.batch.behaviour_logprobs.tobytes()
@@ -70,7 +68,7 @@ def test_the_first_ratio_is_exactly_one_and_the_second_pass_differs(tied_model: 
 
 @pytest.mark.parametrize("settings", [{"bf16": True}, {"gradient_checkpointing": True}])
 def test_the_first_ratio_is_exactly_one_in_other_precision_and_memory_modes(tied_model: Path, settings: dict) -> None:
-    config = make_config(str(tied_model), training={"num_iterations": 2, **settings}, learner={"micro_batch_size": 3})
+    config = make_config(str(tied_model), training={"num_iterations": 2, **settings}, learner={"token_budget": 24})
     report, _ = step(Learner(config, "cpu"), random_groups())
     assert report.metrics["ratio/first_update_max_deviation"] == 0.0
     assert report.metrics["ratio/last_update_max_deviation"] > 0.0
@@ -101,12 +99,12 @@ def test_behaviour_equal_to_the_learner_gives_weight_one_at_any_temperature(tied
 @pytest.mark.parametrize("loss_type", ["grpo", "bnpo", "dapo", "dr_grpo"])
 def test_micro_batches_do_not_change_the_update(tied_model: Path, loss_type: str) -> None:
     results = []
-    for size in (1, 3, 8):
+    for budget in (1, 24, 40):
         config = make_config(
             str(tied_model),
             training={"num_minibatches": 2, "num_iterations": 2, **GRADIENT_STEPS},
             objective={"loss_type": loss_type, "beta": 0.1},
-            learner={"micro_batch_size": size},
+            learner={"token_budget": budget},
         )
         learner = Learner(config, "cpu")
         results.append((step(learner, random_groups())[0].metrics, weights(learner)))
@@ -121,14 +119,14 @@ def test_the_gradient_norm_does_not_grow_with_passes_or_minibatches_of_equal_gro
     group = random_groups(groups=1)[0]
     groups = [dataclasses.replace(group, group_id=i) for i in range(4)]
     norms = []
-    for minibatches, iterations, size in [(1, 1, 16), (2, 1, 2), (4, 2, 1), (1, 4, 3)]:
+    for minibatches, iterations, budget in [(1, 1, 256), (2, 1, 16), (4, 2, 1), (1, 4, 24)]:
         training = {
             "groups_per_step": 4,
             "num_minibatches": minibatches,
             "num_iterations": iterations,
             "learning_rate": 1e-12,
         }
-        config = make_config(str(tied_model), training=training, learner={"micro_batch_size": size})
+        config = make_config(str(tied_model), training=training, learner={"token_budget": budget})
         norms.append(step(Learner(config, "cpu"), groups)[0].metrics["grad_norm"])
     np.testing.assert_allclose(norms, norms[0], rtol=1e-4)
 
