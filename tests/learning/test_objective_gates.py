@@ -93,6 +93,16 @@ def test_a_dual_clip_within_the_clip_bounds_it_too() -> None:
     assert gradient_BT.item() == 0.0
 
 
+def test_a_two_sided_bound_within_the_clip_closes_only_where_the_gradient_ends() -> None:
+    # 1.15 is past delta = 1.1: closed for A > 0; for A < 0 the clip at 1.2 still lets it through, 1.3 no longer
+    gate = Clip(0.2, 0.2, delta=1.1)
+    tokens = single_tokens([1.15, 1.15, 1.3], [1.0, -1.0, -1.0], rho=1.0)
+    assert coefficients(gate, tokens) == pytest.approx([0.0, -1.15, 0.0])
+    metrics = reduce_counts(evaluate(make_objective(gate), tokens)[2], has_reference=False)
+    assert metrics["clip/high_fraction"] == pytest.approx(1 / 3)
+    assert metrics["masked/gate_fraction"] == pytest.approx(2 / 3)
+
+
 def test_dppo_kl_by_hand() -> None:
     # μ = 0.2. KL(0.2 ‖ π) of two outcomes at π = 0.3, 0.5, 0.1, 0.02: 0.0258, 0.2231, 0.0444, 0.2985
     current = [0.3, 0.5, 0.1, 0.02]

@@ -121,8 +121,7 @@ class Veto:
 
     def __call__(self, proximal_BT: Tensor, behaviour_BT: Tensor, mask_BT: Tensor) -> Corrected:
         below_BT = log_importance_weight(proximal_BT, behaviour_BT) < math.log(self.least)
-        vetoed_B1 = (below_BT & mask_BT).any(dim=1, keepdim=True)
-        return without_sequences(self.correction(proximal_BT, behaviour_BT, mask_BT), vetoed_B1)
+        return without_sequences(self.correction(proximal_BT, behaviour_BT, mask_BT), below_BT.any(dim=1, keepdim=True))
 
 
 def without_sequences(corrected: Corrected, rejected_B1: Tensor) -> Corrected:
