@@ -91,7 +91,7 @@ async def refusals_leave_it_usable(client: LearnerClient, batch_of_version_7: Ba
     with pytest.raises(LearnerError, match="rank 0, train: a batch for version 7 reached a learner at version 0"):
         await client.train(batch_of_version_7)
     with pytest.raises(LearnerError, match=r"IndexError: .*; the traceback is in .*learner-rank0\.log"):
-        await client.score([((5, 6), (100_000,))])
+        await client.score([((5, 100_000), (6,))])
     assert await client.score([]) == []
 
 

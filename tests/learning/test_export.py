@@ -49,7 +49,7 @@ def test_exported_weights_give_the_live_logits(model: str, lora_r: int, request:
     live = logits(learner._loaded.model)
     assert (live - logits(AutoModelForCausalLM.from_pretrained(path))).abs().max() > 0.01  # training moved it
     tensors = export_tensors(learner._loaded.model)
-    torch.testing.assert_close(logits(fresh_model(path, tensors)), live, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(logits(fresh_model(path, tensors)), live, rtol=1e-5, atol=3e-5)
     with safe_open(path / "model.safetensors", "pt") as file:
         assert set(tensors) == set(file.keys())
     assert ("lm_head.weight" in tensors) == (model == "untied_model")
@@ -167,7 +167,7 @@ def test_bits_are_restored_when_scoring_fails(tied_model: Path) -> None:
     learner = trained(tied_model)
     before = [p.clone() for p in learner._loaded.model.parameters()]
     with pytest.raises(IndexError):
-        learner.score([((5,), (100_000,))], perturbation=7)
+        learner.score([((100_000,), (5,))], perturbation=7)
     assert all(torch.equal(p, q) for p, q in zip(before, learner._loaded.model.parameters(), strict=True))
 
 
