@@ -1,4 +1,4 @@
-"""What a step of the learner costs, against trained tokens, vocabulary, and how much one pass takes. Ours alone, no TRL.
+"""What a step of the learner costs, against trained tokens, vocabulary, and how much one pass takes. Without TRL.
 
     python scripts/benchmarks/learner_cost.py            # a few minutes
     python scripts/benchmarks/learner_cost.py --quick    # fewer and smaller points, once
@@ -12,8 +12,8 @@ The models are small, random and made for each vocabulary. Each sweep changes on
                  the logits of all tokens never exist at once
     pass_size    the same samples, more of them in one forward and backward pass: faster, and more memory
 
-Seconds are medians over repeats, each in a process of its own. Memory is the peak of a step beyond weights, gradients and
-optimiser state, as in learner_vs_trl.py. The last line is one JSON object.
+Seconds are medians over repeats, each in a process of its own. Memory is the peak of a step beyond weights, gradients
+and optimiser state, as in learner_vs_trl.py. The last line is one JSON object.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
-from shared import Figures, Work, cores, measure, print_figures, print_table, ratio, versions
+from shared import Figures, Measure, Work, cores, measure, print_figures, print_table, ratio, versions
 
 SIDE = "learner_asyncgrpo.py"
 VOCABULARY = 8192
@@ -37,13 +37,13 @@ GROUPS = 4
 """Of a step where they are not what changes."""
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+def main(argv: Sequence[str] | None = None, measure: Measure = measure) -> int:
     arguments = parse(argv)
     sweeps, repeats = (QUICK_SWEEPS, 1) if arguments.quick else (SWEEPS, arguments.repeats)
     with tempfile.TemporaryDirectory() as folder:
         works = {name: make_works(name, values, arguments, Path(folder)) for name, values in sweeps.items()}
         points = {
-            name: [point(value, work, repeats) for value, work in zip(sweeps[name], works[name], strict=True)]
+            name: [point(value, work, repeats, measure) for value, work in zip(sweeps[name], works[name], strict=True)]
             for name in sweeps
         }
     figures = summary(points)
@@ -105,7 +105,7 @@ def make_model(folder: Path, arguments: argparse.Namespace, vocabulary: int) -> 
     return str(path)
 
 
-def point(value: int, work: Work, repeats: int) -> Figures:
+def point(value: int, work: Work, repeats: int, measure: Measure) -> Figures:
     runs = [measure(SIDE, work) for _ in range(repeats)]
     for run in runs:
         if "error" in run:
@@ -160,8 +160,8 @@ def print_points(figures: Figures) -> None:
             rows.append([name, str(each["value"]), *shown])
     print_table("a step of the learner", ["sweep", "value", "seconds", "tokens/s", "GB beyond the model"], rows)
     print(
-        f"seconds against tokens: r2 {figures['tokens_r2']:.4f}, a token costs {figures['token_cost_ratio']:.2f} times as "
-        f"much at the most tokens as at the fewest; against vocabulary: r2 {figures['vocabulary']['r2']:.4f}"
+        f"seconds against tokens: r2 {figures['tokens_r2']:.4f}, a token costs {figures['token_cost_ratio']:.2f} times "
+        f"as much at the most tokens as at the fewest; against vocabulary: r2 {figures['vocabulary']['r2']:.4f}"
     )
 
 

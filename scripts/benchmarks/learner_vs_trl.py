@@ -4,15 +4,15 @@
     python scripts/benchmarks/learner_vs_trl.py --quick    # the headline and its variants, once
     python scripts/benchmarks/learner_vs_trl.py --cells 1024/256 32/64
 
-Needs TRL: pip install -e '.[bench]'. The model is the quickstart's unless --model names another; the prepare script makes
-it: python scripts/quickstart/prepare.py.
+Needs TRL: pip install -e '.[bench]'. The model is the quickstart's unless --model names another;
+make it with python scripts/quickstart/prepare.py.
 
 A cell is PROMPT/COMPLETION: tokens of a prompt, tokens of the longest completion; lengths are uniform in [longest/8,
 longest], 8 samples share a prompt, weights and computation are float32. Variants of a cell:
 
-    /best           every sample has its own prompt, all lengths are equal: nothing to share, no padding. TRL's best case
+    /best           every sample has its own prompt, all lengths are equal: nothing to share, no padding: TRL's best
     /corrected      importance weights against the engine's log-probabilities: TRL needs another forward pass for them
-    /checkpointed   gradient checkpointing on both sides (TRL's default; without it TRL is faster and takes more memory)
+    /checkpointed   gradient checkpointing on both sides (TRL's default; without it TRL is faster, with more memory)
 
 Speed is trained (completion) tokens per second of a whole step: forward, loss, backward, clipping, AdamW. Memory is the
 peak of resident memory in a step, minus what is resident before it with weights, gradients and optimiser state all
@@ -28,10 +28,10 @@ from __future__ import annotations
 import argparse
 import statistics
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from shared import ASSETS, Figures, Work, cores, measure, print_figures, print_table, ratio, versions
+from shared import ASSETS, Figures, Measure, Work, cores, measure, print_figures, print_table, ratio, versions
 
 SIDES = {"asyncgrpo": "learner_asyncgrpo.py", "trl": "learner_trl.py"}
 HEADLINE = "256/64"
@@ -41,8 +41,6 @@ CELLS = ("32/64", "32/256", *QUICK, "256/256", "1024/64", "1024/256")
 TOLERANCE = 1e-3
 """Relative difference allowed between the sides."""
 COMPARED = ("loss", "grad_norm", "logprob_sum")
-
-Measure = Callable[[str, Work], Figures]
 
 
 def main(argv: Sequence[str] | None = None, measure: Measure = measure) -> int:

@@ -125,6 +125,10 @@ def allocate_gradients(parameters: Iterable[Any]) -> None:
             parameter.grad = torch.empty_like(parameter).zero_()
 
 
+Measure = Callable[[str, Work], Figures]
+"""(script of a side, work) -> its figures"""
+
+
 def measure(side: str, work: Work) -> Figures:
     """Figures of `work` from a child process that runs the script `side`.
 
@@ -140,6 +144,10 @@ def run_child(script: str, *arguments: str, threads: int) -> Figures:
         "OMP_NUM_THREADS": str(threads),
         "TOKENIZERS_PARALLELISM": "false",
         "HF_HUB_OFFLINE": "1",
+        # For vLLM inside TRL's process, as our own engines have it: all cores, a small cache.
+        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+        "VLLM_CPU_KVCACHE_SPACE": "1",
+        "VLLM_NO_USAGE_STATS": "1",
         "PYTHONPATH": os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]),
     }
     command = [sys.executable, str(Path(__file__).with_name(script)), *arguments]
