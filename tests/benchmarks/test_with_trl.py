@@ -9,14 +9,16 @@ from shared import ROOT, run_child
 from asyncgrpo.testing.tiny import write_rows
 
 
+pytestmark = pytest.mark.slow
+
+
 def test_both_learners_agree(tiny_model, capsys):
-    cells = ["6/16", "6/16/best", "6/16/corrected", "6/16/checkpointed"]
+    cells = ["6/16", "6/16/corrected", "6/16/best/checkpointed"]
     sizes = ["--groups", "2", "--micro-batch", "8", "--threads", "1"]
     assert main(["--quick", "--model", str(tiny_model), "--cells", *cells, *sizes]) == 0
     line = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert line["agrees"] and line["largest_difference"] < 1e-4
     losses = {name: cell["trl"]["loss"] for name, cell in line["cells"].items()}
-    assert losses["6/16"] == pytest.approx(losses["6/16/checkpointed"])
     assert losses["6/16"] != pytest.approx(losses["6/16/corrected"])
 
 
