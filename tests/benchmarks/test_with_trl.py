@@ -8,7 +8,6 @@ from shared import ROOT, run_child
 
 from asyncgrpo.testing.tiny import write_rows
 
-
 pytestmark = pytest.mark.slow
 
 
