@@ -35,8 +35,8 @@ class ModelSection(Section):
     """Folder in Hugging Face format, or a name on the hub."""
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Type of the trained weights (the optimiser's master copy)."""
-    attn_implementation: str = "auto"
-    """`auto`: ours, no padding and each prompt once, where the model allows. Else transformers' name: padded rows."""
+    attn_implementation: str = "packed"
+    """`packed`: ours, no padding and each prompt once, where the model allows. Or transformers' name: padded rows."""
     trust_remote_code: bool = False
     """Run Python code that the model folder brings along."""
 

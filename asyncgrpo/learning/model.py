@@ -23,6 +23,9 @@ from asyncgrpo.learning.packing import Packing
 from asyncgrpo.learning.packing_check import choose_packing
 from asyncgrpo.learning.policy import Policy
 
+PACKED = "packed"
+"""Value of `model.attn_implementation` that is ours; others are transformers'."""
+
 
 @dataclass(slots=True)
 class LoadedModel:
@@ -57,7 +60,7 @@ def load(config: RunConfig, device: torch.device) -> LoadedModel:
     model.eval()
     _check_head(model, device)
     packing: Packing = "padded"
-    if config.model.attn_implementation == "auto":
+    if config.model.attn_implementation == PACKED:
         packing = choose_packing(model, device)
     adapted = None
     if config.lora.lora_r:
@@ -79,7 +82,7 @@ def _from_pretrained(config: RunConfig) -> PreTrainedModel:
         model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
             section.path,
             dtype=getattr(torch, section.dtype),
-            attn_implementation=None if section.attn_implementation == "auto" else section.attn_implementation,
+            attn_implementation=None if section.attn_implementation == PACKED else section.attn_implementation,
             trust_remote_code=section.trust_remote_code,
         )
     except (OSError, ValueError, ImportError, json.JSONDecodeError) as error:
