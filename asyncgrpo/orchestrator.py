@@ -128,6 +128,7 @@ class Orchestrator:
     async def _steps(self) -> None:
         """Take, train, publish; one step after the other."""
         session, total = self.session, self.session.job.total_steps
+        reward_weights = {function.name: function.weight for function in session.job.rewards}
         async with asyncio.TaskGroup() as background:
             publishing: asyncio.Task[None] | None = None
             for step in range(1, total + 1):
@@ -136,7 +137,7 @@ class Orchestrator:
                     groups = await self._take(step)
                     if groups is None:
                         return
-                    batch = make_batch(groups, version, self.config)
+                    batch = make_batch(groups, version, self.config, reward_weights)
                     await self.meter.training_starts()
                     with session.learner_time.during("training"):
                         report = await session.learner.train(batch)

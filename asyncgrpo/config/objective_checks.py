@@ -82,6 +82,11 @@ def _check_advantages(objective: ObjectiveSection, max_completion_length: int, r
                 "one; leave it out"
             )
     cache = objective.soft_punish_cache
+    if cache is not None and scale == "mean":
+        raise ValueError(
+            f"objective.soft_punish_cache={cache} makes rewards negative, and objective.scale_rewards=mean (MaxRL) "
+            "divides by their mean; leave one out"
+        )
     if cache is not None and cache >= max_completion_length:
         raise ValueError(
             f"objective.soft_punish_cache={cache} covers whole completions; make it less than "

@@ -114,7 +114,7 @@ def vllm_arguments(
         flags.append("--enforce-eager")
     if config.model.trust_remote_code:
         flags.append("--trust-remote-code")
-    extra_args = engines.extra_args
+    extra_args = list(engines.extra_args)
     if config.training.cast_lm_head_to_fp32:
         extra_args = with_float32_head(extra_args)
     return [word for name, value in arguments.items() for word in (name, str(value))] + [*flags, *extra_args]

@@ -57,14 +57,13 @@ class LinearHead(torch.autograd.Function):
         return logprob_N, entropy_N
 
     @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]
+    @once_differentiable
     def backward(ctx: Any, dlogprob_N: Tensor, dentropy_N: Tensor) -> tuple[Tensor | None, ...]:
         hidden_NH, weight_VH, bias_V, targets_N, normaliser_N, entropy_N, *kept = ctx.saved_tensors
         settings: HeadSettings = ctx.settings
+        slope: _Slope | _EntropySlope = _Slope(targets_N, dlogprob_N)
         if settings.entropy_gradient:
             slope = _EntropySlope(targets_N, dlogprob_N, dentropy_N, entropy_N)
-        else:
-            slope = _Slope(targets_N, dlogprob_N)
         with torch.autocast(hidden_NH.device.type, enabled=False):
             scale_N = slope.scale_N / settings.temperature
             gradients = _Gradients(hidden_NH, weight_VH, bias_V, scale_N, settings, ctx.needs_input_grad)

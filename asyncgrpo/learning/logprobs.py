@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
+from typing import TypeGuard
 
 import torch
 from torch import Tensor, nn
@@ -45,7 +46,7 @@ def token_logprobs(
         tiling: sizes of the tiles. Absent: those that suit the device.
     """
     if not _is_plain(head):
-        chunk_tokens = tiling.tokens if tiling else max(1, CHUNK_BYTES // (4 * head.weight.shape[0]))
+        chunk_tokens = tiling.tokens if tiling else max(1, CHUNK_BYTES // (4 * len(_weight(head))))
         apply = _in_float32(head) if fp32_head else head
         return _by_chunks(hidden_NH, apply, targets_N, temperature, entropy_gradient, chunk_tokens)
     device, weight_VH = hidden_NH.device, head.weight
@@ -58,13 +59,21 @@ def token_logprobs(
     if not torch.is_grad_enabled():
         tiling = dataclasses.replace(tiling, kept_bytes=0)
     settings = HeadSettings(temperature, compute, entropy_gradient, tiling)
-    logprob_N, entropy_N = LinearHead.apply(hidden_NH, weight_VH, head.bias, targets_N, settings)
+    logprob_N, entropy_N = LinearHead.apply(  # type: ignore[no-untyped-call]
+        hidden_NH, weight_VH, head.bias, targets_N, settings
+    )
     return logprob_N, entropy_N
 
 
-def _is_plain(head: nn.Module) -> bool:
+def _is_plain(head: nn.Module) -> TypeGuard[nn.Linear]:
     """Whether calling the head does nothing but multiply: adapted, quantised and parametrised ones are other types."""
     return type(head) is nn.Linear and not head._forward_hooks and not head._forward_pre_hooks
+
+
+def _weight(head: nn.Module) -> Tensor:
+    weight_VH = head.weight
+    assert isinstance(weight_VH, Tensor)
+    return weight_VH
 
 
 def _by_chunks(
@@ -86,7 +95,7 @@ def _by_chunks(
             entropy_C = normaliser_C - (torch.softmax(logits_CV, dim=-1) * logits_CV).sum(dim=-1)
         return logprob_C, entropy_C
 
-    pairs = list(zip(hidden_NH.split(chunk_tokens), targets_N.split(chunk_tokens), strict=True))
+    pairs = list(zip(torch.split(hidden_NH, chunk_tokens), torch.split(targets_N, chunk_tokens), strict=True))
     if len(pairs) == 1 or not torch.is_grad_enabled():
         chunks = [chunk(*pair) for pair in pairs]
     else:

@@ -40,7 +40,7 @@ class MicroBatch:
     staleness_BT: Tensor
     """Versions between the policy that sampled a token and the one that this batch starts from, int64."""
     advantages_B: Tensor
-    token_weights_B: Tensor | None = None
+    token_weights_B: Tensor
     proximal_BT: Tensor | None = None
     reference_BT: Tensor | None = None
     """Filled in by the learner; behaviour log-probabilities are only ever read."""
@@ -70,7 +70,7 @@ def micro_batches(
 
     Args:
         token_budget: most tokens computed by one pass; a sample that is longer has a pass of its own.
-        token_weights: one per sample of the batch.
+        token_weights: one per sample of the batch; absent: 0.
 
     Raises LearnerError for a prompt without tokens.
     """
@@ -203,7 +203,7 @@ def _collate(batch: Batch, rows: _Rows, token_weights: np.ndarray | None, device
         behaviour_BT=tensor(grid(batch.behaviour_logprobs)),
         staleness_BT=tensor(grid(batch.version - batch.token_versions.astype(np.int64))),
         advantages_B=tensor(batch.advantages[members]),
-        token_weights_B=None if token_weights is None else tensor(token_weights[members]),
+        token_weights_B=tensor(np.zeros(len(members)) if token_weights is None else token_weights[members]),
     )
 
 

@@ -13,7 +13,7 @@ from typing import Literal
 
 import numpy as np
 
-from asyncgrpo.learning.batching import balance
+from asyncgrpo.learning.cutting import balance
 
 Packing = Literal["shared", "separate", "padded"]
 """One row without padding, in which samples of a prompt share it (`shared`) or each carry it (`separate`); or one row

@@ -10,22 +10,37 @@ from transformers import PreTrainedModel
 
 from asyncgrpo.learning.attention.interface import no_mask
 from asyncgrpo.learning.attention.layout import Layout
-from asyncgrpo.learning.logprobs import chunk_tokens, token_logprobs
+from asyncgrpo.learning.logprobs import token_logprobs
+from asyncgrpo.learning.microbatch import MicroBatch
 
 
 class Policy(nn.Module):
-    """A causal language model and the temperature it is sampled at.
+    """A causal language model and how it is computed.
 
-    Shapes: R rows, L tokens of each, N scored tokens.
+    Shapes: R rows, L tokens of each, N scored tokens; B samples, T completion tokens of the longest.
+
+    Args:
+        temperature: what the engine samples at.
+        use_bf16: compute in bfloat16 whatever the weights are.
+        use_fp32_head: but the head in float32.
+        entropy_gradient: the entropy carries a gradient.
     """
 
-    def __init__(self, model: PreTrainedModel, temperature: float, *, use_bf16: bool) -> None:
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        temperature: float,
+        *,
+        use_bf16: bool = False,
+        use_fp32_head: bool = False,
+        entropy_gradient: bool = False,
+    ) -> None:
         super().__init__()
         self.model = model
         self.temperature = temperature
         self.use_bf16 = use_bf16
-        head = model.get_output_embeddings()
-        self._chunk_tokens = chunk_tokens(head.weight.shape[0])
+        self.use_fp32_head = use_fp32_head
+        self.entropy_gradient = entropy_gradient
 
     def forward(
         self,
@@ -49,8 +64,14 @@ class Policy(nn.Module):
                 self.model.get_output_embeddings(),
                 targets_N,
                 self.temperature,
-                self._chunk_tokens,
+                fp32_head=self.use_fp32_head,
+                entropy_gradient=self.entropy_gradient,
             )
+
+    def grids(self, micro: MicroBatch) -> tuple[Tensor, Tensor]:
+        """Log-probabilities and entropies of a micro-batch's trained tokens, [B, T] each, 0 elsewhere."""
+        logprobs_N, entropy_N = self(*micro.inputs)
+        return micro.padded(logprobs_N), micro.padded(entropy_N)
 
 
 def hidden_states(

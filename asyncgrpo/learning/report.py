@@ -8,10 +8,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
-import torch.distributed
 
-from asyncgrpo.learning.batching import Denominators
+from asyncgrpo.learning.batching import Sizes
 from asyncgrpo.learning.objectives.metrics import Counts, reduce_counts
+from asyncgrpo.learning.ranks import combine_over_ranks
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,6 +21,7 @@ class Update:
     counts: Counts
     grad_norm: float
     """Global norm before clipping, the same on every rank."""
+    learning_rate: float
 
 
 class Stopwatch:
@@ -44,40 +45,29 @@ class Stopwatch:
         return time.perf_counter()
 
 
-def combine_over_ranks(updates: Sequence[Update]) -> list[Counts]:
-    """Counts of each update over all ranks; two small collectives."""
-    sums_UK = torch.stack([update.counts.sums_K for update in updates])
-    maxima_UK = torch.stack([update.counts.maxima_K for update in updates])
-    if torch.distributed.is_initialized():
-        torch.distributed.all_reduce(sums_UK)
-        torch.distributed.all_reduce(maxima_UK, op=torch.distributed.ReduceOp.MAX)
-    return [Counts(sums_K, maxima_K) for sums_K, maxima_K in zip(sums_UK, maxima_UK, strict=True)]
-
-
 def step_metrics(
     updates: Sequence[Update],
-    denominators: Sequence[Denominators],
+    sizes: Sequence[Sizes],
     *,
-    skipped: int,
+    updates_planned: int,
     learning_rate: float,
     has_reference: bool,
 ) -> Mapping[str, float]:
     """Metrics of a step over all ranks; `ratio/first_update_*` and `last_update_*` are max |π/π_old - 1| of an update.
 
-    `loss` and `grad_norm` are means over updates. A step without any trained token has made no update: the metrics of
-    tokens are 0 then.
+    `loss` and `grad_norm` are means over updates, `learning_rate` is the last update's. A step without any trained
+    token has made no update: `learning_rate` is then the one given, and the metrics of tokens are 0.
     """
     metrics = {
-        "learning_rate": learning_rate,
+        "learning_rate": updates[-1].learning_rate if updates else learning_rate,
         "optimiser/updates": float(len(updates)),
-        "optimiser/skipped_updates": float(skipped),
-        "tokens/trained": float(sum(part.tokens for part in denominators)),
-        "samples/trained": float(sum(part.trained_samples for part in denominators)),
-        "samples/untrained": float(sum(part.samples - part.trained_samples for part in denominators)),
+        "optimiser/skipped_updates": float(updates_planned - len(updates)),
+        "tokens/trained": float(sum(part.tokens for part in sizes)),
+        "samples/trained": float(sum(part.trained_samples for part in sizes)),
+        "samples/untrained": float(sum(part.samples - part.trained_samples for part in sizes)),
     }
-    device = updates[0].counts.sums_K.device if updates else "cpu"
-    counts = combine_over_ranks(updates) if updates else []
-    total = Counts.zero(device)
+    counts = combine_over_ranks([update.counts for update in updates]) if updates else []
+    total = Counts.zero(len(counts[0].sums_DK), counts[0].sums_DK.device) if counts else Counts.zero(1, "cpu")
     for update in counts:
         total.add(update)
     grad_norms = [update.grad_norm for update in updates] or [0.0]

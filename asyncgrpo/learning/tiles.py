@@ -27,9 +27,9 @@ def tiling_for(tokens: int, device: torch.device) -> Tiling:
     """Sizes that bound memory and do not slow the products.
 
     CPU: 4 MiB of float32 logits; with the exponentials, the rows of the head and their gradient beside it, a tile stays
-    in the last-level cache. Measured at H 576 and V 49,152: CPU time of tiles from 128 x 1,024 to 512 x 49,152 is within
-    10 %, this one the fastest; products of 64 tokens with the whole head run at a third of the speed of 256, of 16 at a
-    sixth, because they wait for the weights. GPU: 256 MiB, so that starting a dozen kernels per tile does not count.
+    in the last-level cache. Measured at H 576 and V 49,152: CPU time of tiles from 128 x 1,024 to 512 x 49,152 is
+    within 10 %; products of 64 tokens with the whole head run at a third of the speed of 256, of 16 at a sixth, because
+    they wait for the weights. GPU, not measured: 256 MiB, so that starting a dozen kernels per tile does not count.
     """
     most, area = (512, 2**20) if device.type == "cpu" else (8192, 2**26)
     block = max(1, min(tokens, most))

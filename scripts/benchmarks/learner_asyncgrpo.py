@@ -35,7 +35,7 @@ def figures_of(work: Work) -> Figures:
     learner, shard = Learner(config, "cpu"), make_shard(samples, work, config)
     scores = learner.score(list(zip(samples.prompts, samples.completions, strict=True)))
     first = learner.train(shard).metrics
-    allocate_gradients(learner._policy.parameters())
+    allocate_gradients(learner._updates.policy.parameters())
     resident = start_peak()
     learner.train(_at(shard, 1))
     peak = peak_since(resident)
@@ -64,8 +64,12 @@ def make_config(work: Work) -> RunConfig:
             "learning_rate": LEARNING_RATE,
             "gradient_checkpointing": work.checkpointed,
         },
-        # As many samples in one pass as TRL gets.
-        "learner": {"mode": "inline", "devices": ["cpu"], "micro_batch_size": work.micro_batch},
+        # At most as many tokens in one pass as TRL's padded micro-batch has.
+        "learner": {
+            "mode": "inline",
+            "devices": ["cpu"],
+            "token_budget": work.micro_batch * (work.prompt + work.completion),
+        },
     }
     return RunConfig.model_validate(sections)
 

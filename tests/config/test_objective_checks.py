@@ -186,6 +186,11 @@ def test_a_setting_without_effect(objective: dict[str, Any], message: str) -> No
             "group",
         ),
         (
+            {"soft_punish_cache": 64, "scale_rewards": "mean"},
+            "objective.soft_punish_cache=64 makes rewards negative, and objective.scale_rewards=mean (MaxRL) divides "
+            "by their mean; leave one out",
+        ),
+        (
             {"soft_punish_cache": 256},
             "objective.soft_punish_cache=256 covers whole completions; make it less than "
             "generation.max_completion_length=256",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
@@ -57,7 +58,7 @@ def make_group(group_id: int, samples: Sequence[Sample], prompt: Sequence[int] =
 
 
 def random_groups(seed: int = 0, groups: int = 2, generations: int = 4, vocabulary: int = 200) -> list[Group]:
-    """Completions of 1 to 8 random tokens, prompts of 1 to 6, rewards spread within a group."""
+    """Completions of 1 to 8 random tokens, prompts of 1 to 6, rewards above 0, spread within a group."""
     random = np.random.default_rng(seed)
     made = []
     for group_id in range(groups):
@@ -66,10 +67,16 @@ def random_groups(seed: int = 0, groups: int = 2, generations: int = 4, vocabula
             length = int(random.integers(1, 9))
             logprobs = random.normal(-5.0, 0.5, length).astype(np.float32).tolist()
             tokens = random.integers(0, vocabulary, length).tolist()
-            samples.append(make_sample(tokens, float(random.normal()), logprobs=logprobs))
+            samples.append(make_sample(tokens, abs(float(random.normal())), logprobs=logprobs))
         prompt = random.integers(0, vocabulary, int(random.integers(1, 7))).tolist()
         made.append(make_group(group_id, samples, prompt))
     return made
+
+
+def with_staleness(batch: Batch, version: int, seed: int = 0) -> Batch:
+    """The same batch as one for `version`, its tokens sampled by versions of 0 to `version`."""
+    versions = np.random.default_rng(seed).integers(0, version + 1, len(batch.token_versions), dtype=np.int32)
+    return dataclasses.replace(batch, version=version, token_versions=versions)
 
 
 def sequences(batch: Batch) -> list[tuple[list[int], list[int]]]:

@@ -166,7 +166,7 @@ def test_a_perturbed_snapshot_is_what_is_scored(
 def test_bits_are_restored_when_scoring_fails(tied_model: Path) -> None:
     learner = trained(tied_model)
     before = [p.clone() for p in learner._loaded.model.parameters()]
-    with pytest.raises(IndexError):
+    with pytest.raises(LearnerError, match="token id 100000 is outside"):
         learner.score([((100_000,), (5,))], perturbation=7)
     assert all(torch.equal(p, q) for p, q in zip(before, learner._loaded.model.parameters(), strict=True))
 

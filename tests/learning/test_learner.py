@@ -74,16 +74,6 @@ def test_the_first_ratio_is_exactly_one_in_other_precision_and_memory_modes(tied
     assert report.metrics["ratio/last_update_max_deviation"] > 0.0
 
 
-def test_a_single_update_anchors_at_its_own_forward_pass(tied_model: Path) -> None:
-    learner = Learner(make_config(str(tied_model)), "cpu")
-    forwards: list[int] = []
-    learner._policy.register_forward_hook(lambda *_: forwards.append(1))
-    report, _ = step(learner, random_groups())
-    assert len(forwards) == 1
-    assert report.metrics["ratio/mean"] == 1.0
-    assert report.metrics["clip/fraction"] == 0.0
-
-
 def test_behaviour_equal_to_the_learner_gives_weight_one_at_any_temperature(tied_model: Path) -> None:
     config = make_config(str(tied_model), generation={"temperature": 0.5})
     learner = Learner(config, "cpu")
@@ -214,13 +204,6 @@ def test_learning_rate_follows_the_schedule_per_update(tied_model: Path) -> None
 def test_schedules_that_cannot_be_are_refused(tied_model: Path, training: dict, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         Learner(make_config(str(tied_model), training=training), "cpu")
-
-
-def test_weight_decay_leaves_vectors_alone(tied_model: Path) -> None:
-    learner = Learner(make_config(str(tied_model), training={"weight_decay": 0.1}), "cpu")
-    for group in learner._optimiser.param_groups:
-        assert {p.ndim >= 2 for p in group["params"]} == {group["weight_decay"] > 0}
-    assert sum(len(group["params"]) for group in learner._optimiser.param_groups) == len(learner._parameters)
 
 
 @pytest.mark.parametrize("lora_r", [0, 4])

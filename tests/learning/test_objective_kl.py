@@ -32,12 +32,12 @@ def test_penalties_by_hand(estimator: str, weight: str, factor: float) -> None:
     )
     loss, gradient_BT, _ = evaluate(objective, tokens)
     assert loss == pytest.approx(0.7 * 0.3 * factor * VALUE[estimator], rel=1e-12)
-    through_weight = 0.0 if weight == "none" else factor * VALUE[estimator]
+    through_weight = 0.0 if weight == "none" or estimator == "k2" else factor * VALUE[estimator]
     expected = 0.7 * 0.3 * (factor * SLOPE[estimator] + through_weight)
     assert gradient_BT.item() == pytest.approx(expected, rel=1e-12)
 
 
-@pytest.mark.parametrize("estimator", ["k1", "k3"])
+@pytest.mark.parametrize("estimator", ESTIMATORS)
 def test_a_weighted_penalty_has_the_gradient_of_the_divergence(estimator: str) -> None:
     """Over all outcomes, each as often as the behaviour policy draws it: exact, not by sampling."""
     behaviour = torch.tensor([0.5, 0.3, 0.2], dtype=torch.float64)
@@ -59,7 +59,8 @@ def test_a_weighted_penalty_has_the_gradient_of_the_divergence(estimator: str) -
     objective = make_objective(beta=1.0, kl_estimator=ESTIMATORS[estimator], kl_weight="behaviour")
     loss, gradient_BT, _ = evaluate(objective, tokens)
     (actual,) = torch.autograd.grad(log_current, logits, gradient_BT[:, 0])
-    assert loss == pytest.approx(divergence.item(), rel=1e-12)
+    if estimator != "k2":  # biased in value
+        assert loss == pytest.approx(divergence.item(), rel=1e-12)
     torch.testing.assert_close(actual, expected, rtol=1e-12, atol=1e-14)
 
 
@@ -76,7 +77,7 @@ def test_the_proximal_weight_is_taken_at_the_ratios_level() -> None:
 
 
 def test_a_penalty_far_from_the_reference_still_pulls_towards_it() -> None:
-    for estimator, weight in (("k2", "none"), ("k3", "none"), ("k3", "proximal")):
+    for estimator, weight in (("k2", "none"), ("k2", "proximal"), ("k3", "none"), ("k3", "proximal")):
         for difference, sign in ((100.0, -1), (-100.0, 1)):
             tokens = make_tokens([[-110.0]], [0.0], reference=[[-110.0 + difference]])
             objective = make_objective(beta=1.0, kl_estimator=ESTIMATORS[estimator], kl_weight=weight)

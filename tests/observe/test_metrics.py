@@ -81,7 +81,7 @@ def test_step_is_shown() -> None:
         group([sample(0.0, (1, 2)), sample(1.0, (2, 2))]),
         group([sample(3.0, (2,)), sample(3.0, (2,))]),
     ]
-    known = {"loss": 0.25, "kl/behaviour_proximal_k3": 0.01, "clip/low_fraction": 0.1}
+    known = {"loss": 0.25, "kl/behaviour_proximal_k3": 0.01, "clip/low_fraction": 0.1, "masked/gate_fraction": 0.3}
     metrics.observe_step(step_record(3, groups, 2, report(**known), measures()))
     shown = series(metrics)
     assert shown["asyncgrpo_learner_step"] == 3
@@ -97,6 +97,7 @@ def test_step_is_shown() -> None:
     assert shown["asyncgrpo_loss"] == 0.25
     assert shown['asyncgrpo_policy_kl_nats{between="behaviour_proximal"}'] == 0.01
     assert shown['asyncgrpo_clipped_tokens_ratio{side="low"}'] == 0.1
+    assert shown['asyncgrpo_masked_tokens_ratio{by="gate"}'] == 0.3
 
 
 def test_nan_leaves_a_gauge_at_its_last_value() -> None:

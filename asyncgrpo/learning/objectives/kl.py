@@ -23,10 +23,7 @@ def k1(p: Tensor, q: Tensor) -> Tensor:
 
 
 def k2(p: Tensor, q: Tensor) -> Tensor:
-    """(log p - log q)² / 2: biased in value; unweighted and on-policy, its gradient is that of the divergence.
-
-    Not so under a weight that carries gradient: that pushes down tokens with a large difference of either sign.
-    """
+    """(log p - log q)² / 2: biased in value; its gradient as a penalty is that of the divergence."""
     return (p - q).square() / 2.0
 
 
@@ -42,14 +39,26 @@ def k3(p: Tensor, q: Tensor) -> Tensor:
 ESTIMATORS: dict[str, Estimator] = {"k1": k1, "k2": k2, "k3": k3}
 
 
-def penalty(estimate_BT: Tensor, log_ratio_BT: Tensor, log_importance_weight_BT: Tensor, weight: KLWeight) -> Tensor:
-    """The estimate under a weight that carries gradient, so that the gradient is that of the weighted expectation.
+def penalty(
+    current_BT: Tensor,
+    reference_BT: Tensor,
+    estimator: Estimator,
+    weight: KLWeight,
+    *,
+    log_ratio_BT: Tensor,
+    log_importance_weight_BT: Tensor,
+) -> Tensor:
+    """The estimate, weighted so that its gradient is that of KL(π ‖ reference) for tokens of another policy.
 
     none: tokens count as if the current policy had sampled them.
     proximal: times π/π_old at the ratio's level, TRL's use_bias_correction_kl; exact if π_old sampled them.
     behaviour: times π/μ (π_old/μ untruncated, times the ratio), exact for what μ sampled (DeepSeek-V3.2, 2512.02556).
     """
+    estimate_BT = estimator(current_BT, reference_BT)
     if weight == "none":
         return estimate_BT
     exponent_BT = log_ratio_BT if weight == "proximal" else log_importance_weight_BT + log_ratio_BT
-    return estimate_BT * bounded(exponent_BT).exp()
+    weight_BT = bounded(exponent_BT).exp()
+    # k1 and k3 get the right gradient through the weight's, k2 has it by itself: with both, it would push tokens away
+    # from a reference that is far above them.
+    return estimate_BT * (weight_BT.detach() if estimator is k2 else weight_BT)

@@ -127,9 +127,15 @@ class Objective:
         if not self.beta:
             return loss_BT
         assert tokens.reference_BT is not None, "a KL penalty needs the reference policy's log-probabilities"
-        estimate_BT = self.kl_estimator(tokens.current_BT, tokens.reference_BT)
         log_importance_BT = log_importance_weight(tokens.proximal_BT, tokens.behaviour_BT)
-        return loss_BT + self.beta * penalty(estimate_BT, drift.log_ratio_BT, log_importance_BT, self.kl_weight)
+        return loss_BT + self.beta * penalty(
+            tokens.current_BT,
+            tokens.reference_BT,
+            self.kl_estimator,
+            self.kl_weight,
+            log_ratio_BT=drift.log_ratio_BT,
+            log_importance_weight_BT=log_importance_BT,
+        )
 
     def _bonus(self, tokens: Tokens) -> Tensor | float:
         return self.entropy_coef * tokens.entropy_BT if self.entropy_coef else 0.0

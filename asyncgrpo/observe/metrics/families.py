@@ -38,12 +38,19 @@ LEARNER_FAMILIES: Mapping[str, str] = {
     "policy_entropy_nats": "Entropy of the current policy per token",
     "policy_kl_nats": "KL divergence per token between two policies",
     "importance_weight_mean": "Mean weight proximal/behaviour of a token, before its cap",
-    "importance_weight_capped_ratio": "Share of tokens whose weight hit the cap",
+    "importance_weight_max": "Largest of these weights",
+    "importance_weight_capped_ratio": "Share of tokens whose weight was moved to a bound",
+    "importance_weight_effective_ratio": "Effective sample size of these weights, as a share of tokens",
+    "behaviour_ratio_mean": "Mean ratio current/behaviour of a token",
+    "behaviour_ratio_max": "Largest of these ratios",
+    "behaviour_ratio_effective_ratio": "Effective sample size of these ratios, as a share of tokens",
+    "behaviour_ratio_second_moment": "Mean square of their logarithm",
     "clipped_tokens_ratio": "Share of tokens whose gradient the clip removed",
+    "masked_tokens_ratio": "Share of tokens left out of the policy term",
 }
 """Families of the learner's fields under /metrics."""
 
-_LABEL_KEYS = {"policy_kl_nats": "between", "clipped_tokens_ratio": "side"}
+_LABEL_KEYS = {"policy_kl_nats": "between", "clipped_tokens_ratio": "side", "masked_tokens_ratio": "by"}
 
 
 class RunMetrics:

@@ -23,9 +23,19 @@ LEARNER_FIELDS: Mapping[str, str] = {
     "policy_kl_nats/proximal_current": "KL of proximal from current policy per token: what the step's updates changed",
     "policy_kl_nats/current_reference": "KL of current from reference policy per token; absent without a reference",
     "importance_weight_mean": "mean weight proximal/behaviour of a token, before its cap",
-    "importance_weight_capped_ratio": "share of tokens whose weight hit the cap",
+    "importance_weight_max": "largest of them",
+    "importance_weight_capped_ratio": "share of tokens whose weight was moved to a bound",
+    "importance_weight_effective_ratio": "effective sample size of these weights, as a share of tokens",
+    "behaviour_ratio_mean": "mean ratio current/behaviour of a token",
+    "behaviour_ratio_max": "largest of them",
+    "behaviour_ratio_effective_ratio": "effective sample size of these ratios, as a share of tokens",
+    "behaviour_ratio_second_moment": "mean square of their logarithm",
     "clipped_tokens_ratio/low": "share of tokens whose gradient the lower clip removed",
     "clipped_tokens_ratio/high": "share of tokens whose gradient the upper clip removed",
+    "masked_tokens_ratio/gate": "share of tokens without a gradient because of the gate, the clipped among them",
+    "masked_tokens_ratio/correction": "share of tokens that the importance sampling correction rejected",
+    "masked_tokens_ratio/off_policy": "share of tokens in samples left out by objective.off_policy_mask_threshold",
+    "masked_tokens_ratio/entropy": "share of tokens left out by objective.top_entropy_quantile",
 }
 """What is recorded of a StepReport under a name of its own; anything else it holds becomes `learner/<name>`."""
 
@@ -40,9 +50,19 @@ REPORTED_AS: Mapping[str, str] = {
     "kl/proximal_current_k3": "policy_kl_nats/proximal_current",
     "kl/current_reference_k3": "policy_kl_nats/current_reference",
     "importance_weight/mean": "importance_weight_mean",
+    "importance_weight/max": "importance_weight_max",
     "importance_weight/truncated_fraction": "importance_weight_capped_ratio",
+    "importance_weight/ess": "importance_weight_effective_ratio",
+    "behaviour_ratio/mean": "behaviour_ratio_mean",
+    "behaviour_ratio/max": "behaviour_ratio_max",
+    "behaviour_ratio/ess": "behaviour_ratio_effective_ratio",
+    "behaviour_ratio/second_moment": "behaviour_ratio_second_moment",
     "clip/low_fraction": "clipped_tokens_ratio/low",
     "clip/high_fraction": "clipped_tokens_ratio/high",
+    "masked/gate_fraction": "masked_tokens_ratio/gate",
+    "masked/correction_fraction": "masked_tokens_ratio/correction",
+    "masked/off_policy_fraction": "masked_tokens_ratio/off_policy",
+    "masked/entropy_fraction": "masked_tokens_ratio/entropy",
 }
 """The learner's names of LEARNER_FIELDS. Of a divergence's estimates the one that is never negative is taken."""
 
@@ -89,6 +109,7 @@ STEP_FIELDS: Mapping[str, str] = {
     "groups_dropped/<reason>": "groups dropped since the run started, by reason",
     "learner_seconds/<part>": "wall-clock inside the learner, by part of the step",
     "learner/<name>": "anything else the learner reports",
+    "learner/staleness_<k>/<name>": "a metric of the tokens trained at staleness k, under the learner's name",
     **LEARNER_FIELDS,
 }
 """Every field of a step record and its meaning; `<…>` stands for a label."""

@@ -1,0 +1,192 @@
+"""The optimiser updates of one step: anchor, statistics, backward passes and AdamW for each minibatch.
+
+    for each pass over the step (num_iterations)
+      for each minibatch
+        statistics   forward without gradient, only where the objective needs numbers of the whole optimiser batch
+        backward     forward and backward per micro-batch; gradients add up, ranks exchange them once
+        optimiser    clip by norm, AdamW, learning rate
+
+Where π_old comes from (`objective.proximal_anchor`): `recompute` is the policy at the step's start. For the first
+minibatch that is what its own first forward pass computes anyway, so only the others cost one more. `first_pass` takes
+every minibatch's own first forward pass, `behaviour` and `interpolate` need none at all.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Sequence
+
+import torch
+from accelerate import Accelerator, DistributedDataParallelKwargs
+from torch import Tensor
+from torch.nn.utils import clip_grad_norm_
+from transformers import PreTrainedModel
+
+from asyncgrpo.config import RunConfig
+from asyncgrpo.errors import LearnerError
+from asyncgrpo.learning.lora import set_lora_dropout
+from asyncgrpo.learning.microbatch import MicroBatch
+from asyncgrpo.learning.model import LoadedModel
+from asyncgrpo.learning.objectives.anchor import interpolate
+from asyncgrpo.learning.objectives.build import build_objective
+from asyncgrpo.learning.objectives.metrics import Counts
+from asyncgrpo.learning.objectives.statistics import Statistics
+from asyncgrpo.learning.objectives.tokens import Tokens
+from asyncgrpo.learning.optimiser import build_optimiser, build_schedule
+from asyncgrpo.learning.policy import Policy
+from asyncgrpo.learning.ranks import gather_over_ranks
+from asyncgrpo.learning.report import Stopwatch, Update
+
+MOST_STALENESS_VALUES = 33
+"""Metrics are kept apart for this many values of staleness; the last one counts all above it too."""
+
+
+class Updates:
+    """Policy, objective and optimiser of one rank.
+
+    Raises ConfigError for a schedule that needs an unknown length.
+    """
+
+    def __init__(self, loaded: LoadedModel, config: RunConfig, device: torch.device, world_size: int) -> None:
+        self._loaded, self._config, self._device, self._world_size = loaded, config, device, world_size
+        self.policy = self._wrap(loaded.model)
+        self._staleness_values = min(config.buffer.max_staleness + 1, MOST_STALENESS_VALUES)
+        self._objective = build_objective(config.objective, self._staleness_values)
+        self._parameters = [parameter for parameter in self.policy.parameters() if parameter.requires_grad]
+        self._optimiser = build_optimiser(self._parameters, config.training)
+        self._schedule = build_schedule(self._optimiser, config.training)
+        # Not for one rank: accelerate would join whatever process group the environment names.
+        self._accelerator = self._across_ranks() if world_size > 1 else None
+        self._distributed = self._accelerator.prepare_model(self.policy) if self._accelerator else self.policy
+
+    @property
+    def learning_rate(self) -> float:
+        """Of the next update."""
+        return float(self._schedule.get_last_lr()[0])
+
+    def step(self, minibatches: Sequence[Sequence[MicroBatch]], watch: Stopwatch) -> list[Update]:
+        """All updates of a step, over the `minibatches` that any rank trains a token of.
+
+        Raises LearnerError if a loss or gradient is not finite; the weights are then as before the failing update.
+        """
+        with watch.part("proximal"):
+            self._prepare(minibatches)
+        updates: list[Update] = []
+        for _ in range(self._config.training.num_iterations):
+            for minibatch in minibatches:
+                updates.append(self._update(minibatch, len(updates), watch))
+        return updates
+
+    @torch.no_grad()
+    def _prepare(self, minibatches: Sequence[Sequence[MicroBatch]]) -> None:
+        """Proximal and reference log-probabilities, in the same micro-batches that training uses: layout and kernels
+        are then the same too, and the first ratio is 1 to the last bit."""
+        for micro in (micro for minibatch in self._to_recompute(minibatches) for micro in minibatch):
+            micro.proximal_BT, _ = self.policy.grids(micro)
+        if self._config.objective.beta:
+            with self._loaded.reference() as model:
+                reference = self.policy if model is self._loaded.model else self._wrap(model)
+                for micro in (micro for minibatch in minibatches for micro in minibatch):
+                    micro.reference_BT, _ = reference.grids(micro)
+
+    def _to_recompute(self, minibatches: Sequence[Sequence[MicroBatch]]) -> Sequence[Sequence[MicroBatch]]:
+        if self._config.objective.proximal_anchor != "recompute":
+            return ()
+        # Dropout is on in backward passes, and no anchor of a later pass should have any.
+        is_noisy = self._config.lora.lora_dropout > 0 and self._config.training.num_iterations > 1
+        return minibatches if is_noisy else minibatches[1:]
+
+    def _update(self, minibatch: Sequence[MicroBatch], done: int, watch: Stopwatch) -> Update:
+        learning_rate = self.learning_rate
+        statistics = None
+        if self._objective.needs_statistics:
+            with watch.part("statistics"):
+                statistics = self._statistics(minibatch, done)
+        with watch.part("forward_backward"):
+            set_lora_dropout(self.policy, True)
+            counts = Counts.zero(self._staleness_values, self._device)
+            for number, micro in enumerate(minibatch, start=1):
+                # Gradients are exchanged once, in the last backward pass; ranks may have different numbers of them.
+                is_last = number == len(minibatch)
+                with contextlib.nullcontext() if is_last else self._without_exchange():
+                    counts.add(self._backward(micro, done, statistics))
+            set_lora_dropout(self.policy, False)
+        with watch.part("optimiser"):
+            norm = float(clip_grad_norm_(self._parameters, self._config.training.max_grad_norm))
+            self._check_finite(counts.total("loss"), norm, done)
+            self._optimiser.step()
+            self._schedule.step()
+            self._optimiser.zero_grad(set_to_none=True)
+        return Update(counts=counts, grad_norm=norm, learning_rate=learning_rate)
+
+    @torch.no_grad()
+    def _statistics(self, minibatch: Sequence[MicroBatch], done: int) -> Statistics:
+        """Of the optimiser batch over all ranks, under the policy about to be updated."""
+        observed: dict[str, list[Tensor]] = {}
+        for micro in minibatch:
+            for name, values_N in self._objective.observe(self._tokens(micro, *self.policy.grids(micro), done)).items():
+                observed.setdefault(name, []).append(values_N)
+        return self._objective.summarise({name: gather_over_ranks(torch.cat(observed[name])) for name in observed})
+
+    def _backward(self, micro: MicroBatch, done: int, statistics: Statistics | None) -> Counts:
+        logprobs_N, entropy_N = self._distributed(*micro.inputs)
+        tokens = self._tokens(micro, micro.padded(logprobs_N), micro.padded(entropy_N), done)
+        loss, counts = self._objective(tokens, statistics)
+        # DDP averages over ranks, but token weights already count all of them: the sum is wanted. Not accelerate's
+        # backward: it would divide by the accumulation steps of `accelerate launch`.
+        torch.autograd.backward(loss * self._world_size)
+        return counts
+
+    def _tokens(self, micro: MicroBatch, current_BT: Tensor, entropy_BT: Tensor, done: int) -> Tokens:
+        return Tokens(
+            current_BT=current_BT,
+            proximal_BT=self._anchor(micro, current_BT, done),
+            behaviour_BT=micro.behaviour_BT,
+            reference_BT=micro.reference_BT,
+            entropy_BT=entropy_BT,
+            mask_BT=micro.mask_BT,
+            advantages_B=micro.advantages_B,
+            token_weights_B=micro.token_weights_B,
+            staleness_BT=micro.staleness_BT,
+        )
+
+    def _anchor(self, micro: MicroBatch, current_BT: Tensor, done: int) -> Tensor:
+        training = self._config.training
+        match self._config.objective.proximal_anchor:
+            case "behaviour":
+                return micro.behaviour_BT
+            case "interpolate":
+                per_step = training.num_iterations * training.num_minibatches
+                return interpolate(current_BT, micro.behaviour_BT, micro.staleness_BT, done, per_step)
+            case "recompute" | "first_pass":
+                if micro.proximal_BT is None:
+                    micro.proximal_BT = current_BT.detach()
+                return micro.proximal_BT
+
+    def _wrap(self, model: PreTrainedModel) -> Policy:
+        return Policy(
+            model,
+            self._config.generation.temperature,
+            use_bf16=self._config.training.bf16,
+            use_fp32_head=self._config.training.cast_lm_head_to_fp32,
+            entropy_gradient=self._config.objective.entropy_coef > 0,
+        )
+
+    def _across_ranks(self) -> Accelerator:
+        # Mixed precision is the policy's own: accelerate would allow only one setting per process.
+        ddp = DistributedDataParallelKwargs(broadcast_buffers=False, gradient_as_bucket_view=True)
+        return Accelerator(cpu=self._device.type == "cpu", mixed_precision="no", kwargs_handlers=[ddp])
+
+    def _without_exchange(self) -> contextlib.AbstractContextManager[None]:
+        """Gradients stay on their rank."""
+        return self._accelerator.no_sync(self._distributed) if self._accelerator else contextlib.nullcontext()
+
+    def _check_finite(self, loss: float, norm: float, done: int) -> None:
+        if math.isfinite(loss) and math.isfinite(norm):
+            return
+        self._optimiser.zero_grad(set_to_none=True)
+        raise LearnerError(
+            f"update {done + 1}: loss is {loss}, gradient norm is {norm}; lower training.learning_rate, and look for "
+            "log-probabilities that are not finite in rollouts"
+        )
