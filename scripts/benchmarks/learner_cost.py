@@ -7,9 +7,8 @@ The models are small, random and made for each vocabulary. Each sweep changes on
 
     tokens       more groups of the same lengths. Cost should be linear: r2 near 1, and the cost of a token (the whole
                  step over its tokens) at the largest point no higher than at the smallest
-    vocabulary   the same samples. Seconds are linear in it, since the output head is. Where the vocabulary is largest,
-                 memory should be far below one float32 number per trained token and word (logits_ratio below 1):
-                 the logits of all tokens never exist at once
+    vocabulary   the same samples. Seconds are linear in it, since the output head is. Memory should grow by far less
+                 than the float32 logits of all trained tokens do (logits_ratio well below 1): they never exist at once
     pass_size    the same samples, more of them in one forward and backward pass: faster, and more memory
 
 Seconds are medians over repeats, each in a process of its own. Memory is the peak of a step beyond weights, gradients
@@ -27,7 +26,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
-from shared import Figures, Measure, Work, cores, measure, print_figures, print_table, ratio, versions
+from shared import Figures, Measure, Work, cores, measure, print_figures, print_table, versions
 
 SIDE = "learner_asyncgrpo.py"
 VOCABULARY = 8192
@@ -124,14 +123,20 @@ def summary(points: Mapping[str, Sequence[Figures]]) -> Figures:
     for name, unit in (("tokens", "tokens"), ("vocabulary", "value")):
         measured = [each for each in points[name] if "error" not in each]
         figures[name] |= fit([each[unit] for each in measured], [each["seconds"] for each in measured])
-    largest = points["vocabulary"][-1]
-    logits = 4 * largest.get("tokens", 0) * largest["value"]
     return {
         "tokens_r2": figures["tokens"]["r2"],
         "token_cost_ratio": figures["tokens"]["cost_ratio"],
-        "logits_ratio": ratio(largest.get("peak_bytes"), logits),
+        "logits_ratio": logits_ratio(points["vocabulary"]),
         **figures,
     }
+
+
+def logits_ratio(sweep: Sequence[Figures]) -> float | None:
+    """Growth of memory from the first to the last vocabulary, over that of all tokens' float32 logits."""
+    first, last = sweep[0], sweep[-1]
+    if "error" in first or "error" in last:
+        return None
+    return (last["peak_bytes"] - first["peak_bytes"]) / (4 * last["tokens"] * (last["value"] - first["value"]))
 
 
 def fit(x: Sequence[float], seconds: Sequence[float]) -> dict[str, float]:

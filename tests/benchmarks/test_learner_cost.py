@@ -22,15 +22,15 @@ def test_one_point_is_no_line():
         fit([1.0], [1.0])
 
 
-def test_memory_is_compared_with_the_logits_at_the_largest_vocabulary():
+def test_memory_is_compared_with_the_logits():
     point = {"seconds": 1.0, "tokens": 10, "peak_bytes": 2000}
     sweeps = {
         "tokens": [point | {"value": 1}, point | {"value": 2, "tokens": 20, "seconds": 2.0}],
-        "vocabulary": [point | {"value": 50}, point | {"value": 100, "seconds": 3.0}],
+        "vocabulary": [point | {"value": 50}, point | {"value": 100, "seconds": 3.0, "peak_bytes": 3000}],
         "pass_size": [{"value": 4, "error": "out of memory"}],
     }
     figures = summary(sweeps)
-    assert figures["logits_ratio"] == 0.5  # 2000 / (10 tokens x 100 words x 4 bytes)
+    assert figures["logits_ratio"] == 0.5  # 1000 / (10 tokens x 50 words x 4 bytes)
     assert figures["tokens_r2"] == pytest.approx(1.0)
     assert figures["token_cost_ratio"] == pytest.approx(1.0)
     assert figures["vocabulary"]["seconds_per_unit"] == pytest.approx(0.04)
