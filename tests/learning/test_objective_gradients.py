@@ -103,8 +103,10 @@ def test_sequences_with_every_other_term(name: str, level: str, spread: float) -
     _assert_gradient_is_slope(objective, random_tokens(3, spread))
 
 
-@pytest.mark.parametrize("kl_weight", ["none", "proximal", "behaviour"])
-@pytest.mark.parametrize("estimator", ESTIMATORS)
+@pytest.mark.parametrize(
+    ("estimator", "kl_weight"),  # k2's weight carries no gradient: test_objective_kl.py
+    [("k2", "none"), *((name, weight) for name in ("k1", "k3") for weight in ("none", "proximal", "behaviour"))],
+)
 def test_penalties(estimator: str, kl_weight: str) -> None:
     objective = make_objective(beta=0.5, kl_estimator=ESTIMATORS[estimator], kl_weight=kl_weight)
     _assert_gradient_is_slope(objective, random_tokens(4))
