@@ -189,7 +189,7 @@ class LearnerSection(Section):
     """`process`: one process per device. `inline`: in the orchestrator, for debugging and tests."""
     devices: tuple[str, ...] = ("auto",)
     """One rank per entry: `cuda:1`, `cpu:4-7` (cores), `cpu`, `cpu:auto` (half of the cores) or `auto`."""
-    token_budget: PositiveInt = 8192
+    token_budget: PositiveInt = 4096
     """Most tokens that one forward and backward pass computes on one rank: it bounds memory, never changes the loss."""
     start_timeout: Seconds = 600.0
     """Seconds the learner may take to load the model."""

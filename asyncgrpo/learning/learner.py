@@ -55,8 +55,8 @@ class Learner:
     def train(self, shard: Shard) -> StepReport:
         """Take one step with this rank's shard.
 
-        Raises LearnerError if the batch is for another version, or if a loss or gradient is not finite; the weights
-        are then as before the failing update.
+        Raises LearnerError if the batch is for another version, if a loss or gradient is not finite, or for want of
+        memory; the weights are then as before the failing update.
         """
         if shard.batch.version != self.version:
             raise LearnerError(f"a batch for version {shard.batch.version} reached a learner at version {self.version}")
@@ -71,6 +71,12 @@ class Learner:
                 updates = self._updates.step(minibatches, watch)
             except LearnerError as error:
                 raise LearnerError(f"step {self.version}, {error}") from error
+            except torch.OutOfMemoryError as error:
+                raise LearnerError(
+                    f"step {self.version} does not fit into memory with "
+                    f"learner.token_budget={self.config.learner.token_budget}; lower it, or set "
+                    f"training.gradient_checkpointing=true ({error})"
+                ) from error
         self.version += 1
         metrics = step_metrics(
             updates,

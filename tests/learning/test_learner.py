@@ -165,6 +165,17 @@ def test_a_loss_that_is_not_finite_names_the_step_and_leaves_the_weights(tied_mo
     assert all(torch.equal(tensor, before[name]) for name, tensor in weights(learner).items())
 
 
+def test_want_of_memory_names_what_bounds_it(tied_model: Path) -> None:
+    learner = Learner(make_config(str(tied_model), learner={"token_budget": 4000}), "cpu")
+
+    def fail(*_: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB")
+
+    learner._updates.policy.register_forward_pre_hook(fail)
+    with pytest.raises(LearnerError, match=r"learner\.token_budget=4000; lower it, .*Tried to allocate 2 GiB"):
+        step(learner, random_groups())
+
+
 def test_a_prompt_without_tokens_is_refused(tied_model: Path) -> None:
     learner = Learner(make_config(str(tied_model)), "cpu")
     with pytest.raises(LearnerError, match="prompt of 0 tokens"):
