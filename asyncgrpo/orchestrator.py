@@ -215,12 +215,12 @@ class Orchestrator:
 
     def _warn_of_mismatch(self, record: StepRecord) -> None:
         """The probe proves publishes before the first step; later, an engine that ignores them shows here."""
-        divergence = record.get("policy_kl_nats/behaviour_proximal")
+        divergence = record.get("policy_kl_nats/behaviour_current")  # the proximal policy may be the behaviour
         is_large = isinstance(divergence, float) and divergence > MISMATCH_NATS
         self._mismatches_in_a_row = self._mismatches_in_a_row + 1 if is_large else 0
         if self._mismatches_in_a_row >= MISMATCH_STEPS:
             logger.warning(
-                "step %s: engines and learner stay %.2f nats per token apart (KL of behaviour from proximal policy); "
+                "step %s: engines and learner stay %.2f nats per token apart (KL of behaviour from current policy); "
                 "an engine may not load what is published, or the learning rate is too high",
                 record["step"],
                 divergence,

@@ -110,10 +110,11 @@ class RunConfig(Section):
                 f"training.num_minibatches={minibatches}; valid: {divisors(self.training.groups_per_step)}"
             )
         per_minibatch = self.samples_per_step // minibatches
-        if per_minibatch % ranks:
+        if per_minibatch < ranks:
             raise ValueError(
-                f"{per_minibatch} samples of a minibatch (groups_per_step x num_generations / num_minibatches) do not "
-                f"divide among {ranks} learner.devices; valid numbers of devices: {divisors(per_minibatch)}"
+                f"learner.devices names {ranks} devices, but a minibatch has {per_minibatch} samples "
+                "(groups_per_step x num_generations / num_minibatches); name fewer devices, or raise "
+                "training.groups_per_step"
             )
         return self
 

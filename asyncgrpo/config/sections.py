@@ -47,7 +47,7 @@ class LoraSection(Section):
     lora_alpha: PositiveInt = 32
     """Scale: adapters are multiplied by lora_alpha / lora_r."""
     lora_dropout: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.0
-    """Dropout before an adapter. Anything above 0 makes learner and engine disagree."""
+    """Dropout before an adapter, in backward passes. Learner and engine then disagree, and anchors cost a pass more."""
     lora_target_modules: tuple[str, ...] | str = "all-linear"
     """Modules that get an adapter, as peft names them."""
 

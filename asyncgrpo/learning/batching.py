@@ -33,8 +33,6 @@ class Sizes:
     """Samples with at least one trained token."""
     tokens: int
     """Trained tokens. An optimiser batch without any is skipped."""
-    groups: int
-    """Groups, those without any trained token included."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,7 +101,7 @@ def shards(batch: Batch, config: RunConfig, world_size: int) -> list[Shard]:
     for index in range(count):
         members = np.flatnonzero(minibatch_S == index)
         rank_S[members] = ranks(batch.group_ids[members], prompt_S[members], completion_S[members], world_size)
-        sizes.append(_sizes(tokens_S[members], batch.group_ids[members]))
+        sizes.append(_sizes(tokens_S[members]))
     whole = Shard(batch=batch, minibatch_of_sample=minibatch_S, token_weights=weights_S, sizes=tuple(sizes))
     return [_part(whole, np.flatnonzero(rank_S == rank)) for rank in range(world_size)]
 
@@ -155,13 +153,8 @@ def _advantages(
     return normalize_then_sum(np.array(columns).T, np.array(weights), group_ids)
 
 
-def _sizes(tokens: np.ndarray, group_ids: np.ndarray) -> Sizes:
-    return Sizes(
-        samples=len(tokens),
-        trained_samples=int((tokens > 0).sum()),
-        tokens=int(tokens.sum()),
-        groups=len(np.unique(group_ids)),
-    )
+def _sizes(tokens: np.ndarray) -> Sizes:
+    return Sizes(samples=len(tokens), trained_samples=int((tokens > 0).sum()), tokens=int(tokens.sum()))
 
 
 def _part(whole: Shard, members: np.ndarray) -> Shard:

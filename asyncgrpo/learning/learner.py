@@ -2,8 +2,8 @@
 
     step from version v:   shard ──▶ micro-batches ──▶ updates (updates.py) ──▶ version v + 1
 
-Invariant: behaviour log-probabilities are read, never written, and dropout is off, so that on the first update the
-ratio current/proximal is exactly 1.
+Invariant: behaviour log-probabilities are read, never written. Dropout is off, but before adapters where
+`lora.lora_dropout` asks for it, so that on the first update the ratio current/proximal is exactly 1.
 """
 
 from __future__ import annotations

@@ -24,6 +24,15 @@ def combine_over_ranks(updates: Sequence[Counts]) -> list[Counts]:
     return [Counts(sums_DK, maxima_DM) for sums_DK, maxima_DM in zip(sums_UDK, maxima_UDM, strict=True)]
 
 
+def any_over_ranks(is_true: bool, device: torch.device) -> bool:
+    """Whether it is true on any rank."""
+    if not dist.is_initialized():
+        return is_true
+    flag = torch.tensor(int(is_true), device=device)
+    dist.all_reduce(flag, op=dist.ReduceOp.MAX)
+    return bool(flag)
+
+
 def gather_over_ranks(values_N: Tensor) -> Tensor:
     """The values of all ranks, one after the other, the same on every rank."""
     if not dist.is_initialized():

@@ -8,7 +8,8 @@
 
 Where π_old comes from (`objective.proximal_anchor`): `recompute` is the policy at the step's start. For the first
 minibatch that is what its own first forward pass computes anyway, so only the others cost one more. `first_pass` takes
-every minibatch's own first forward pass, `behaviour` and `interpolate` need none at all.
+every minibatch's own first forward pass, `behaviour` and `interpolate` need none at all. With dropout before adapters
+both kinds of pass are made apart, without it.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ from asyncgrpo.learning.objectives.statistics import Statistics
 from asyncgrpo.learning.objectives.tokens import Tokens
 from asyncgrpo.learning.optimiser import build_optimiser, build_schedule
 from asyncgrpo.learning.policy import Policy
-from asyncgrpo.learning.ranks import gather_over_ranks
+from asyncgrpo.learning.ranks import any_over_ranks, gather_over_ranks
 from asyncgrpo.learning.report import Stopwatch, Update
 
 MOST_STALENESS_VALUES = 33
@@ -58,6 +59,8 @@ class Updates:
         self._schedule = build_schedule(self._optimiser, config.training)
         # Not for one rank: accelerate would join whatever process group the environment names.
         self._accelerator = self._across_ranks() if world_size > 1 else None
+        # Dropout is on in backward passes only: neither anchors nor statistics should have it.
+        self._is_noisy = config.lora.lora_dropout > 0
         self._distributed = self._accelerator.prepare_model(self.policy) if self._accelerator else self.policy
 
     @property
@@ -82,8 +85,8 @@ class Updates:
     def _prepare(self, minibatches: Sequence[Sequence[MicroBatch]]) -> None:
         """Proximal and reference log-probabilities, in the same micro-batches that training uses: layout and kernels
         are then the same too, and the first ratio is 1 to the last bit."""
-        for micro in (micro for minibatch in self._to_recompute(minibatches) for micro in minibatch):
-            micro.proximal_BT, _ = self.policy.grids(micro)
+        for minibatch in self._to_recompute(minibatches):
+            self._anchor_at_current(minibatch)
         if self._config.objective.beta:
             with self._loaded.reference() as model:
                 reference = self.policy if model is self._loaded.model else self._wrap(model)
@@ -93,12 +96,20 @@ class Updates:
     def _to_recompute(self, minibatches: Sequence[Sequence[MicroBatch]]) -> Sequence[Sequence[MicroBatch]]:
         if self._config.objective.proximal_anchor != "recompute":
             return ()
-        # Dropout is on in backward passes, and no anchor of a later pass should have any.
-        is_noisy = self._config.lora.lora_dropout > 0 and self._config.training.num_iterations > 1
-        return minibatches if is_noisy else minibatches[1:]
+        return minibatches if self._is_noisy else minibatches[1:]
+
+    @torch.no_grad()
+    def _anchor_at_current(self, minibatch: Sequence[MicroBatch]) -> None:
+        """Take the current policy as the anchor of what has none yet."""
+        for micro in minibatch:
+            if micro.proximal_BT is None:
+                micro.proximal_BT, _ = self.policy.grids(micro)
 
     def _update(self, minibatch: Sequence[MicroBatch], done: int, watch: Stopwatch) -> Update:
         learning_rate = self.learning_rate
+        if self._is_noisy and self._config.objective.proximal_anchor == "first_pass":
+            with watch.part("proximal"):
+                self._anchor_at_current(minibatch)
         statistics = None
         if self._objective.needs_statistics:
             with watch.part("statistics"):
@@ -183,7 +194,8 @@ class Updates:
         return self._accelerator.no_sync(self._distributed) if self._accelerator else contextlib.nullcontext()
 
     def _check_finite(self, loss: float, norm: float, done: int) -> None:
-        if math.isfinite(loss) and math.isfinite(norm):
+        # The norm is the same on every rank, the loss is each one's own: all must agree to go on.
+        if not any_over_ranks(not (math.isfinite(loss) and math.isfinite(norm)), self._device):
             return
         self._optimiser.zero_grad(set_to_none=True)
         raise LearnerError(

@@ -9,7 +9,8 @@ The models are small, random and made for each vocabulary. Each sweep changes on
                  step over its tokens) at the largest point no higher than at the smallest
     vocabulary   the same samples. Seconds are linear in it, since the output head is. Memory should grow by far less
                  than the float32 logits of all trained tokens do (logits_ratio well below 1): they never exist at once
-    pass_size    the same samples, more of them in one forward and backward pass: faster, and more memory
+    pass_size    the same samples, more tokens in one forward and backward pass (as many as so many samples have with
+                 their own prompts and the longest completion): faster, and more memory
 
 Seconds are medians over repeats, each in a process of its own. Memory is the peak of a step beyond weights, gradients
 and optimiser state, as in learner_vs_trl.py. The last line is one JSON object.

@@ -166,6 +166,10 @@ def test_a_section_with_everything_commented_out_is_default(tmp_path: Path) -> N
             "training: {groups_per_step: 3, num_minibatches: 2}",
             "training.groups_per_step=3 does not divide into training.num_minibatches=2; valid: [1, 3]",
         ),
+        (
+            "{training: {groups_per_step: 1}, generation: {num_generations: 2}, learner: {devices: [cpu, cpu, cpu]}}",
+            "learner.devices names 3 devices, but a minibatch has 2 samples",
+        ),
         ("", "run.yaml: is empty"),
         ("- a", "run.yaml: expected sections with fields below them, found a list"),
         ("5", "run.yaml: expected sections with fields below them, found the single value 5"),

@@ -96,7 +96,7 @@ def test_sizes_count_the_whole_step_on_every_rank() -> None:
     groups = [make_group(i, samples) for i in range(4)]
     config = make_config("m", training={"groups_per_step": 4, "num_minibatches": 2})
     parts = shards(make_batch(groups, 0, config), config, world_size=2)
-    assert parts[0].sizes == parts[1].sizes == (Sizes(samples=8, trained_samples=6, tokens=12, groups=2),) * 2
+    assert parts[0].sizes == parts[1].sizes == (Sizes(samples=8, trained_samples=6, tokens=12),) * 2
     assert sum(len(part.batch) for part in parts) == 16
 
 
@@ -184,7 +184,7 @@ def test_a_short_last_window_of_equal_lengths_weighs_as_a_full_one(loss_type: st
     (shard,) = shards(batch, config, 1)
     sums = np.bincount(shard.minibatch_of_sample, shard.token_weights * tokens_per_sample(batch), 3)
     np.testing.assert_allclose(sums, [1.0] * updates + [0.0] * (3 - updates), rtol=1e-14)
-    assert sum(size.groups for size in shard.sizes) == groups
+    assert sum(size.samples for size in shard.sizes) == 4 * groups
 
 
 @pytest.mark.parametrize(("loss_type", "loss"), [("grpo", 0.0), ("bnpo", 0.5), ("dapo", 0.5), ("luspo", 1.0)])
@@ -206,7 +206,7 @@ def test_a_step_without_a_trained_token_is_counted_and_weighs_nothing(loss_type:
     parts = shards(batch, config, 2)
     assert sum(len(part.batch) for part in parts) == 8
     for part in parts:
-        assert part.sizes == (Sizes(samples=8, trained_samples=0, tokens=0, groups=2),)
+        assert part.sizes == (Sizes(samples=8, trained_samples=0, tokens=0),)
         assert np.isfinite(part.token_weights).all()
 
 

@@ -1,10 +1,12 @@
 import asyncio
+import dataclasses
 import os
 import signal
 import sys
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from learning_cases import GRADIENT_STEPS, make_config, random_groups
@@ -55,6 +57,40 @@ async def test_one_and_two_ranks_and_inline_train_the_same_weights(tied_model: P
         assert report.metrics.keys() == one[0].metrics.keys()
         for name, value in one[0].metrics.items():
             assert report.metrics[name] == pytest.approx(value, rel=1e-4, abs=1e-6), name
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "sections",
+    [
+        # statistics over both ranks
+        {"objective": {"gate": "m2po", "proximal_anchor": "behaviour", "importance_sampling_correction": "none"}},
+        {"objective": {"importance_sampling_normalise": True, "top_entropy_quantile": 0.5, "loss_type": "prompt_mean"}},
+        # everything that keeps something between passes
+        {
+            "lora": {"lora_r": 4},
+            "objective": {"beta": 0.1, "entropy_coef": 0.01},
+            "training": {"gradient_checkpointing": True, "num_iterations": 2},
+        },
+    ],
+    ids=["m2po", "entropy_and_normalise", "lora_checkpointing_beta"],
+)
+async def test_two_ranks_train_as_one(tied_model: Path, tmp_path: Path, sections: dict) -> None:
+    """One group and a short second minibatch: a rank without a sample of it computes a stand-in."""
+    sections = {"objective": {}, "lora": {}} | sections
+    sections["training"] = {"groups_per_step": 2, "num_minibatches": 2, **GRADIENT_STEPS} | sections.get("training", {})
+    config = make_config(str(tied_model), **sections)
+    first, second = random_groups(seed=3, groups=2)
+    batch = make_batch([first, dataclasses.replace(second, samples=second.samples[:1])], 0, config)
+    batch = dataclasses.replace(batch, advantages=np.linspace(-1, 1, len(batch), dtype=np.float32))
+    async with asyncio.timeout(DEADLINE):
+        inline = await train_once(config, batch, tmp_path)
+        two = await train_once(process_config(tied_model, 2, **sections), batch, tmp_path)
+    for name, value in inline[0].metrics.items():
+        assert two[0].metrics[name] == pytest.approx(value, rel=1e-4, abs=1e-6), name
+    assert inline[0].metrics["grad_norm"] > 1e-4
+    for name, tensor in two[1].items():
+        torch.testing.assert_close(tensor, inline[1][name], rtol=0, atol=1e-6)
 
 
 async def test_calls_over_the_process_boundary(tied_model: Path, tmp_path: Path) -> None:

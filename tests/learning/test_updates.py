@@ -78,11 +78,19 @@ def test_a_step_computes_no_forward_pass_that_it_need_not(
     assert ("statistics" in report.seconds) == needs_statistics
 
 
-def test_a_noisy_first_pass_is_no_anchor_for_later_ones(tied_model: Path) -> None:
-    training = {"groups_per_step": 4, "num_iterations": 2}
+@pytest.mark.parametrize(("anchor", "passes"), [("recompute", 2 + 4), ("first_pass", 2 + 4), ("interpolate", 4)])
+def test_anchors_are_computed_without_dropout(tied_model: Path, anchor: str, passes: int) -> None:
+    training = {"groups_per_step": 4, "num_iterations": 2, "num_minibatches": 2}
     lora = {"lora_r": 4, "lora_dropout": 0.5}
-    learner = Learner(make_config(str(tied_model), training=training, lora=lora), "cpu")
-    assert count_forwards(learner, four_groups(learner.config))[0] == 3
+    objective = {"proximal_anchor": anchor}
+    learner = Learner(make_config(str(tied_model), training=training, lora=lora, objective=objective), "cpu")
+    modes: list[bool] = []
+    modules = [module for module in learner._loaded.model.modules() if isinstance(module, torch.nn.Dropout)]
+    learner._updates.policy.register_forward_hook(lambda *_: modes.append(any(m.training for m in modules)))
+    learner.train(shards(four_groups(learner.config), learner.config, 1)[0])
+    assert len(modules) > 0
+    assert len(modes) == passes
+    assert modes.count(True) == 4  # the backward passes
 
 
 def test_recompute_anchors_every_minibatch_at_the_steps_first_policy(tied_model: Path) -> None:
