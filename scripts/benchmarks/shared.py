@@ -140,7 +140,7 @@ def measure(side: str, work: Work) -> Figures:
 
 def run_child(script: str, *arguments: str, threads: int) -> Figures:
     """The JSON object in the last line that `scripts/benchmarks/SCRIPT` prints. Raises RuntimeError if it fails."""
-    environment = os.environ | {
+    environment = this_checkout() | {
         "OMP_NUM_THREADS": str(threads),
         "TOKENIZERS_PARALLELISM": "false",
         "HF_HUB_OFFLINE": "1",
@@ -148,7 +148,6 @@ def run_child(script: str, *arguments: str, threads: int) -> Figures:
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",
         "VLLM_CPU_KVCACHE_SPACE": "1",
         "VLLM_NO_USAGE_STATS": "1",
-        "PYTHONPATH": os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]),
     }
     command = [sys.executable, str(Path(__file__).with_name(script)), *arguments]
     child = subprocess.run(command, env=environment, capture_output=True, text=True, cwd=ROOT)
@@ -156,6 +155,11 @@ def run_child(script: str, *arguments: str, threads: int) -> Figures:
         raise RuntimeError(f"{script} failed:\n{child.stderr[-3000:]}")
     figures: Figures = json.loads(child.stdout.splitlines()[-1])
     return figures
+
+
+def this_checkout() -> dict[str, str]:
+    """Environment in which processes, and theirs, import asyncgrpo from beside this file, whatever is installed."""
+    return os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])}
 
 
 def answer(figures_of: Callable[[Work], Figures]) -> None:

@@ -33,7 +33,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from shared import ASSETS, ROOT, Figures, cores, print_figures, print_table, ratio, run_child, versions
+from shared import ASSETS, ROOT, Figures, cores, print_figures, print_table, ratio, run_child, this_checkout, versions
 
 from asyncgrpo.observe.recorder import read_metrics
 from asyncgrpo.observe.run_folder import RunFolder
@@ -101,7 +101,7 @@ def our_steps(overrides: Sequence[str], steps: int, folder: Path) -> list[dict[s
     run = folder / "run"
     settings = [*overrides, f"--training.max_steps={steps}", f"--run.output_dir={run}"]
     command = [sys.executable, "-m", "asyncgrpo.cli.main", "train", str(CONFIG), *settings]
-    child = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    child = subprocess.run(command, cwd=ROOT, env=this_checkout(), capture_output=True, text=True)
     if child.returncode:
         sys.exit(f"asyncgrpo train failed:\n{child.stdout[-2000:]}\n{child.stderr[-2000:]}")
     return read_metrics(RunFolder(run).metrics_file)
