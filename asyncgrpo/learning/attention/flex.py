@@ -6,21 +6,27 @@ Dong et al. 2024, arXiv:2412.05496.
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cache
-from typing import cast
+from functools import cache, lru_cache
+from typing import Any, cast
 
 import torch
 from torch import Tensor
-from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
+from torch.nn.attention.flex_attention import BlockMask, flex_attention
+from torch.nn.functional import pad
 
-from asyncgrpo.learning.attention.layout import Layout
+from asyncgrpo.learning.attention.layout import Layout, Visibility
+
+BLOCK = 128
+"""Tokens of a block: what the kernels' tiles divide."""
+PAIRS_AT_ONCE = 1 << 24
+"""Pairs of tokens looked at in one go; each takes about 50 bytes while it lasts."""
 
 
 def packed_attention(
     query_1HLD: Tensor, key_1KLD: Tensor, value_1KLD: Tensor, layout: Layout, window: int | None, scale: float
 ) -> Tensor:
     """softmax(scale·q·kᵀ)·v over the tokens that each sees, [1, L, H, D]. A token sees `window` tokens, itself one."""
-    attend = _compiled() if query_1HLD.is_cuda else cast(Callable[..., Tensor], flex_attention)
+    attend = compiled() if query_1HLD.is_cuda else cast(Callable[..., Tensor], flex_attention)
     out_1HLD = attend(
         query_1HLD,
         key_1KLD,
@@ -32,19 +38,49 @@ def packed_attention(
     return out_1HLD.transpose(1, 2)
 
 
+@lru_cache(maxsize=4)
 def block_mask(layout: Layout, window: int | None, device: torch.device) -> BlockMask:
-    """Made once per layout and window: every layer asks for the same."""
-    if window not in layout.block_masks:
-        visible = layout.visible(window, device)
-        length = len(layout.positions_L)
+    """Which blocks hold tokens that see each other. Kept: every layer asks for the same few.
 
-        def sees(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
-            return visible.sees(query, key)
+    `create_block_mask`, which would give the same, holds several [L, L] at once: 20 GB for 65k tokens.
+    """
+    visible = layout.visible(window, device)
+    length = len(layout.positions_L)
 
-        layout.block_masks[window] = create_block_mask(sees, None, None, length, length, device=str(device))
-    return cast(BlockMask, layout.block_masks[window])
+    def sees(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+        return visible.sees(query, key)
+
+    pairs_NN = _pairs_by_block(visible, length, device)
+    full_NN = pairs_NN == BLOCK * BLOCK
+    return BlockMask.from_kv_blocks(
+        *_ordered((pairs_NN > 0) & ~full_NN),
+        *_ordered(full_NN),
+        BLOCK_SIZE=BLOCK,
+        mask_mod=sees,
+        seq_lengths=(length, length),
+    )
+
+
+def _pairs_by_block(visible: Visibility, length: int, device: torch.device) -> Tensor:
+    """How many pairs of tokens see each other in each block of queries and keys, [N, N]; a few rows at a time."""
+    count = -(-length // BLOCK)
+    at_once = max(1, PAIRS_AT_ONCE // (BLOCK * BLOCK * count))
+    key_L = torch.arange(length, device=device)
+    rows = []
+    for query_Q in key_L.split(at_once * BLOCK):
+        seen_QL = visible.sees(query_Q[:, None], key_L[None, :])
+        seen_QL = pad(seen_QL, (0, -length % BLOCK, 0, -len(query_Q) % BLOCK))
+        rows.append(seen_QL.view(-1, BLOCK, count, BLOCK).sum(dim=(1, 3)))
+    return torch.cat(rows)
+
+
+def _ordered(chosen_NN: Tensor) -> tuple[Tensor, Tensor]:
+    """How many blocks of each row are chosen, [1, 1, N], and their columns first, [1, 1, N, N]: as BlockMask has it."""
+    columns_NN = chosen_NN.int().argsort(dim=-1, descending=True, stable=True)
+    return chosen_NN.sum(dim=-1).int()[None, None], columns_NN.int()[None, None]
 
 
 @cache
-def _compiled() -> Callable[..., Tensor]:
-    return cast(Callable[..., Tensor], torch.compile(flex_attention, dynamic=True))
+def compiled(backend: str | Callable[..., Any] = "inductor") -> Callable[..., Tensor]:
+    """`dynamic`: compiled for any length. What `sees` reads are inputs, so another layout is not another program."""
+    return cast(Callable[..., Tensor], torch.compile(flex_attention, dynamic=True, backend=backend))

@@ -8,9 +8,8 @@ A token sees its tree's prompt and its own branch, up to itself. Positions go on
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 import torch
@@ -39,8 +38,6 @@ class Layout:
     """Trees that follow each other without a gap from 0 on."""
 
     trees: tuple[Tree, ...]
-    block_masks: dict[int | None, Any] = field(default_factory=dict, compare=False)
-    """FlexAttention's, by window: every layer asks for the same."""
 
     @cached_property
     def positions_L(self) -> np.ndarray:

@@ -1,8 +1,13 @@
 """Every kernel against softmax written out, one sequence at a time, in float64."""
 
+from collections.abc import Callable
+
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
+from torch._higher_order_ops.flex_attention import flex_attention as flex_attention_hop
+from torch.nn.attention.flex_attention import create_block_mask
 
 from asyncgrpo.learning.attention import blocks, dense, flex
 from asyncgrpo.learning.attention.layout import Layout, Tree
@@ -104,11 +109,73 @@ def test_flex_attention_uncompiled(window: int | None) -> None:
         torch.testing.assert_close(actual, written_out(*tensors, window=window), rtol=0, atol=1e-5)
 
 
-def test_the_block_mask_is_made_once_per_window() -> None:
-    layout = Layout((Tree(0, 3, (5, 6)),))
-    first = flex.block_mask(layout, None, torch.device("cpu"))
-    assert flex.block_mask(layout, None, torch.device("cpu")) is first
-    assert flex.block_mask(layout, 2, torch.device("cpu")) is not first
+@pytest.mark.parametrize("window", [None, 3])
+def test_gradients_of_flex_attention_uncompiled(window: int | None) -> None:
+    """Through the operator that compiled code calls: the function around it refuses gradients on CPU."""
+    tensors = inputs(4, 2)
+    mask = flex.block_mask(LAYOUT, window, torch.device("cpu"))
+    out, *_ = flex_attention_hop(*tensors, lambda score, *_: score, mask.as_tuple(), SCALE, {"BACKEND": "AUTO"})
+    expected = written_out(*tensors, window=window)
+    torch.testing.assert_close(out.transpose(1, 2), expected, rtol=0, atol=1e-12)
+    for mine, reference in zip(gradients(out.transpose(1, 2), tensors), gradients(expected, tensors), strict=True):
+        torch.testing.assert_close(mine, reference, rtol=0, atol=1e-12)
+
+
+def random_layout(seed: int) -> Layout:
+    """About 500 tokens; the first prompt ends with a block, so whole blocks are seen and others are skipped."""
+    random = np.random.default_rng(seed)
+    trees, start = [], 0
+    for prompt in (128, *random.integers(1, 90, 2).tolist()):
+        ends = start + prompt + np.cumsum(random.integers(1, 150, random.integers(0, 4)))
+        trees.append(Tree(start, start + prompt, tuple(ends.tolist())))
+        start = trees[-1].end
+    return Layout(tuple(trees))
+
+
+@pytest.mark.parametrize("window", [None, 1, 70, 300])
+@pytest.mark.parametrize(
+    "layout", [LAYOUT, *map(random_layout, range(3))], ids=lambda layout: str(layout.trees[-1].end)
+)
+@pytest.mark.parametrize("at_once", [1, 1 << 24])
+def test_the_block_mask_is_the_one_that_torch_makes(
+    layout: Layout, window: int | None, at_once: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(flex, "PAIRS_AT_ONCE", at_once)
+    flex.block_mask.cache_clear()
+    actual, length = flex.block_mask(layout, window, torch.device("cpu")), len(layout.positions_L)
+    expected = create_block_mask(actual.mask_mod, None, None, length, length, device="cpu")
+    assert actual.shape == expected.shape == (1, 1, length, length)
+    assert torch.equal(actual.to_dense(), expected.to_dense())
+    for mine, theirs in zip(actual.as_tuple(), expected.as_tuple(), strict=True):
+        assert torch.equal(mine, theirs) if isinstance(theirs, torch.Tensor) else mine == theirs or callable(mine)
+
+
+def test_another_layout_is_not_compiled_anew() -> None:
+    compiled: list[int] = []
+
+    def backend(graph: torch.fx.GraphModule, inputs: list) -> Callable:
+        compiled.append(len(inputs))
+        return graph.forward
+
+    attend = flex.compiled(backend)
+    with torch.no_grad():
+        for seed in range(1, 7):
+            layout = random_layout(seed)
+            query, key, value = (torch.randn(1, 2, len(layout.positions_L), 8) for _ in range(3))
+            mask = flex.block_mask(layout, None, torch.device("cpu"))
+            actual = attend(query, key, value, block_mask=mask, scale=SCALE).transpose(1, 2)
+            expected = blocks.packed_attention(query, key, value, layout, SCALE)
+            torch.testing.assert_close(actual, expected, rtol=0, atol=1e-5)
+    assert len(compiled) == 1
+
+
+def test_masks_are_made_once_per_layout_and_window() -> None:
+    layout, cpu = Layout((Tree(0, 3, (5, 6)),)), torch.device("cpu")
+    first = flex.block_mask(layout, None, cpu)
+    assert flex.block_mask(Layout((Tree(0, 3, (5, 6)),)), None, cpu) is first
+    assert flex.block_mask(layout, 2, cpu) is not first
+    assert dense.masks(layout, 2, cpu) is dense.masks(layout, 2, cpu)
+    assert dense.masks(layout, 3, cpu) is not dense.masks(layout, 2, cpu)
 
 
 def test_positions_go_on_from_the_prompt_in_every_branch() -> None:
