@@ -18,13 +18,12 @@ from transformers.utils import logging as transformers_logging
 
 from asyncgrpo.config import RunConfig
 from asyncgrpo.errors import ConfigError, LearnerError
+from asyncgrpo.learning.attention.interface import PACKED
 from asyncgrpo.learning.lora import attach_lora
 from asyncgrpo.learning.packing import Packing
 from asyncgrpo.learning.packing_check import choose_packing
+from asyncgrpo.learning.packing_trial import trial_for
 from asyncgrpo.learning.policy import Policy
-
-PACKED = "packed"
-"""Value of `model.attn_implementation` that is ours; others are transformers'."""
 
 
 @dataclass(slots=True)
@@ -61,7 +60,7 @@ def load(config: RunConfig, device: torch.device) -> LoadedModel:
     _check_head(model, device)
     packing: Packing = "padded"
     if config.model.attn_implementation == PACKED:
-        packing = choose_packing(model, device)
+        packing = choose_packing(model, device, trial_for(device, config.training.bf16))
     adapted = None
     if config.lora.lora_r:
         adapted = attach_lora(model, config.lora, config.run.seed)

@@ -3,27 +3,23 @@
 import copy
 import dataclasses
 import logging
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from learning_cases import make_config, make_group, make_sample
+from packed_cases import EXPERTS, MODELS, SHAPE, make_model
 from torch import Tensor
 from transformers import (
     AutoModelForCausalLM,
     BloomConfig,
     Gemma2Config,
-    Gemma3TextConfig,
-    GemmaConfig,
     Lfm2Config,
-    LlamaConfig,
-    MistralConfig,
+    PhimoeConfig,
     PreTrainedConfig,
     PreTrainedModel,
-    Qwen2Config,
-    Qwen3Config,
+    Qwen2MoeConfig,
 )
 
 from asyncgrpo.learning.batching import make_batch
@@ -31,47 +27,13 @@ from asyncgrpo.learning.microbatch import micro_batches
 from asyncgrpo.learning.model import load
 from asyncgrpo.learning.packing import Packing
 from asyncgrpo.learning.packing_check import choose_packing
+from asyncgrpo.learning.packing_trial import Trial
 from asyncgrpo.learning.policy import Policy
 from asyncgrpo.types import Batch
 
 CPU = torch.device("cpu")
-SHAPE = dict(
-    vocab_size=64,
-    hidden_size=32,
-    intermediate_size=48,
-    num_hidden_layers=2,
-    num_attention_heads=4,
-    num_key_value_heads=2,
-    initializer_range=0.2,
-    bos_token_id=None,
-    eos_token_id=None,
-    pad_token_id=None,
-)
 LENGTHS = {(1, 2, 3, 4, 5, 6, 7): (5, 1, 12, 3), (9,): (4, 1), (11, 12, 13): (9,)}
 """Completions of each prompt. The longest sequence has 19 tokens."""
-
-MODELS: dict[str, Callable[[], PreTrainedConfig]] = {
-    "llama": lambda: LlamaConfig(**SHAPE, tie_word_embeddings=False),
-    "llama, tied": lambda: LlamaConfig(**SHAPE, tie_word_embeddings=True),
-    "one kv head": lambda: LlamaConfig(**SHAPE | {"num_key_value_heads": 1}),
-    "qwen2": lambda: Qwen2Config(**SHAPE),
-    "qwen3": lambda: Qwen3Config(**SHAPE, head_dim=8),
-    "gemma": lambda: GemmaConfig(**SHAPE, head_dim=8),
-    "gemma3": lambda: Gemma3TextConfig(
-        **SHAPE, head_dim=8, sliding_window=6, layer_types=["sliding_attention", "full_attention"]
-    ),
-    "mistral, long window": lambda: MistralConfig(**SHAPE, sliding_window=19),
-    "mistral, short window": lambda: MistralConfig(**SHAPE, sliding_window=6),
-}
-
-
-def make_model(name: str) -> PreTrainedModel:
-    torch.manual_seed(0)
-    model = AutoModelForCausalLM.from_config(MODELS[name]()).eval()
-    for parameter_name, parameter in model.named_parameters():  # biases and norms start as constants
-        if parameter.ndim == 1:
-            torch.nn.init.normal_(parameter, mean=float("norm" in parameter_name), std=0.2)
-    return model
 
 
 def ragged_batch() -> Batch:
@@ -136,7 +98,7 @@ def check(
 def test_models_share_prompts_exactly(name: str, budget: int) -> None:
     model = make_model(name)
     reference = copy.deepcopy(model)
-    assert choose_packing(model, CPU) == "shared"
+    assert choose_packing(model, CPU, Trial()) == "shared"
     check(Policy(model, 0.7, use_bf16=False), reference, "shared", budget)
 
 
@@ -145,7 +107,7 @@ def test_other_packings_are_exact_as_well(packing: Packing) -> None:
     model = make_model("mistral, short window")
     reference = copy.deepcopy(model)
     if packing == "separate":
-        choose_packing(model, CPU)
+        choose_packing(model, CPU, Trial())
     check(Policy(model, 1.0, use_bf16=False), reference, packing, budget=40)
 
 
@@ -169,7 +131,7 @@ def test_as_the_learner_loads_it(tied_model: Path, settings: dict) -> None:
 def test_bfloat16_is_as_close_as_bfloat16_is() -> None:
     model = make_model("llama")
     reference = copy.deepcopy(model)
-    choose_packing(model, CPU)
+    choose_packing(model, CPU, Trial())
     batch = ragged_batch()
     expected = torch.cat(plain(reference, batch))
     with torch.no_grad():
@@ -183,13 +145,21 @@ def test_bfloat16_is_as_close_as_bfloat16_is() -> None:
     ("config", "reason"),
     [
         (Gemma2Config(**SHAPE, head_dim=8, final_logit_softcapping=None), "Gemma2Attention uses softcap"),
+        (
+            Qwen2MoeConfig(**SHAPE | EXPERTS, use_sliding_window=True, sliding_window=4096),
+            "0 of 1 layers with a sliding window pass it on to their attention",
+        ),
+        (
+            PhimoeConfig(**SHAPE | EXPERTS, sliding_window=4096),
+            "0 of 2 layers with a sliding window pass it on to their attention",
+        ),
         (Lfm2Config(**SHAPE, layer_types=["conv", "full_attention"]), "it has layers of type conv"),
         (
             BloomConfig(vocab_size=64, hidden_size=32, n_layer=1, n_head=4),
             "transformers has no attention without masks",
         ),
     ],
-    ids=["gemma2", "lfm2", "bloom"],
+    ids=["gemma2", "qwen2 with experts", "phimoe", "lfm2", "bloom"],
 )
 def test_models_that_cannot_be_packed_are_padded_and_say_so_once(
     config: PreTrainedConfig, reason: str, caplog: pytest.LogCaptureFixture
@@ -199,7 +169,7 @@ def test_models_that_cannot_be_packed_are_padded_and_say_so_once(
     before = model.config._attn_implementation
     reference = copy.deepcopy(model)
     with caplog.at_level(logging.WARNING):
-        assert choose_packing(model, CPU) == "padded"
+        assert choose_packing(model, CPU, Trial()) == "padded"
     (record,) = [record for record in caplog.records if record.name.startswith("asyncgrpo")]
     assert "samples are padded to the longest" in record.message and reason in record.message
     assert model.config._attn_implementation == before
@@ -215,6 +185,6 @@ def test_a_model_that_only_fails_at_shared_prompts_is_packed_without_sharing(cap
     reference = copy.deepcopy(model)
     model.base_model.register_forward_pre_hook(refuse_branches, with_kwargs=True)
     with caplog.at_level(logging.WARNING):
-        assert choose_packing(model, CPU) == "separate"
+        assert choose_packing(model, CPU, Trial()) == "separate"
     assert "but each computes its prompt anew (shared: ValueError: no branches, please)" in caplog.text
     check(Policy(model, 1.0, use_bf16=False), reference, "separate")

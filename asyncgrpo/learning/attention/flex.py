@@ -67,7 +67,7 @@ def _pairs_by_block(visible: Visibility, length: int, device: torch.device) -> T
     at_once = max(1, PAIRS_AT_ONCE // (BLOCK * BLOCK * count))
     key_L = torch.arange(length, device=device)
     rows = []
-    for query_Q in key_L.split(at_once * BLOCK):
+    for query_Q in torch.split(key_L, at_once * BLOCK):
         seen_QL = visible.sees(query_Q[:, None], key_L[None, :])
         seen_QL = pad(seen_QL, (0, -length % BLOCK, 0, -len(query_Q) % BLOCK))
         rows.append(seen_QL.view(-1, BLOCK, count, BLOCK).sum(dim=(1, 3)))

@@ -7,6 +7,8 @@ they reach flash attention, which has no mask either: as the keyword argument `s
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -19,15 +21,33 @@ from asyncgrpo.errors import LearnerError
 from asyncgrpo.learning.attention import blocks, dense, flex
 from asyncgrpo.learning.attention.layout import Layout
 
-NAME = "asyncgrpo"
+PACKED = "packed"
+"""Value of `model.attn_implementation`, and transformers' name for this attention function."""
 NOT_SUPPORTED = ("softcap", "s_aux", "position_bias")
 """Keyword arguments that change the softmax in ways that the packed kernels do not have."""
 
 
 def register() -> None:
-    """Let models have `attn_implementation="asyncgrpo"`. Without a layout it is `sdpa`."""
-    AttentionInterface.register(NAME, attention)
-    AttentionMaskInterface.register(NAME, sdpa_mask)
+    """Let models have `attn_implementation="packed"`. Without a layout it is `sdpa`."""
+    AttentionInterface.register(PACKED, attention)
+    AttentionMaskInterface.register(PACKED, sdpa_mask)
+
+
+@contextlib.contextmanager
+def recorded_windows() -> Iterator[list[int]]:
+    """The sliding windows that layers pass on to their packed attention, in order of the calls."""
+    windows: list[int] = []
+
+    def recording(*arguments: Any, **keywords: Any) -> tuple[Tensor, None]:
+        if keywords.get("layout") is not None and keywords.get("sliding_window") is not None:
+            windows.append(keywords["sliding_window"])
+        return attention(*arguments, **keywords)
+
+    AttentionInterface.register(PACKED, recording)
+    try:
+        yield windows
+    finally:
+        AttentionInterface.register(PACKED, attention)
 
 
 def no_mask(device: torch.device) -> Tensor:
