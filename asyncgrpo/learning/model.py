@@ -24,6 +24,7 @@ from asyncgrpo.learning.packing import Packing
 from asyncgrpo.learning.packing_check import choose_packing
 from asyncgrpo.learning.packing_trial import trial_for
 from asyncgrpo.learning.policy import Policy
+from asyncgrpo.learning.rotary import warn_of_shared_frequencies
 
 
 @dataclass(slots=True)
@@ -58,6 +59,7 @@ def load(config: RunConfig, device: torch.device) -> LoadedModel:
     model.to(device)
     model.eval()
     _check_head(model, device)
+    warn_of_shared_frequencies(model.config, config.engines.max_model_len)
     packing: Packing = "padded"
     if config.model.attn_implementation == PACKED:
         packing = choose_packing(model, device, trial_for(device, config.training.bf16))
