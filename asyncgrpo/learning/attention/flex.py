@@ -19,7 +19,7 @@ from asyncgrpo.learning.attention.layout import Layout, Visibility
 BLOCK = 128
 """Tokens of a block: what the kernels' tiles divide."""
 PAIRS_AT_ONCE = 1 << 24
-"""Pairs of tokens looked at in one go; each takes about 50 bytes while it lasts."""
+"""Pairs of tokens looked at in one go; each takes up to about 20 bytes while it lasts."""
 
 
 def packed_attention(
