@@ -18,7 +18,7 @@ Samples = tuple[tuple[int, tuple[int, ...]], ...]
 """Tokens of a prompt, and of its completions."""
 SHORT: Samples = ((11, (9, 1, 14, 2)), (1, (5, 5)), (6, (8,)))
 LONG: Samples = ((128, (200, 2, 160)), (1, (5, 5)))
-"""A row of four blocks of FlexAttention's, one seen whole, one skipped. Below 128 tokens it takes another kernel."""
+"""A row of four blocks of FlexAttention's, one of them seen whole, one skipped."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,6 +34,7 @@ def packed_attention(
         block_mask=block_mask(layout, window, query_1HLD.device),
         scale=scale,
         enable_gqa=query_1HLD.shape[1] != key_1KLD.shape[1],
+        kernel_options={"BACKEND": "TRITON"},  # below 128 tokens it would take another kernel, made for decoding
     )
     return out_1HLD.transpose(1, 2)
 
