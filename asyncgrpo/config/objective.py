@@ -107,7 +107,8 @@ class ObjectiveSection(Section):
     importance_sampling_veto: Fraction | None = None
     """Leave out a sample if proximal/behaviour of any of its tokens is below it, for example 1e-4. Absent: never."""
     importance_sampling_normalise: bool = False
-    """Divide the weights by their mean over the optimiser batch."""
+    """Divide the weights by their mean over the optimiser batch. Refused with gates that bend the weight:
+    vespo, topr, aipo, dppo_tv and dppo_kl."""
     loss_type: Literal["grpo", "dr_grpo", "bnpo", "dapo", "luspo", "prompt_mean"] = "dapo"
     """Mean over tokens: of the sample (grpo), of the minibatch (bnpo), of the step (dapo), of the prompt (prompt_mean);
     their sum divided by a constant (dr_grpo), or their sum (luspo)."""

@@ -23,6 +23,9 @@ PRODUCT_GATES = ("vespo", "topr", "aipo", "dppo_tv", "dppo_kl", "m2po")
 _SAMPLE_WEIGHTS = ("sequence_truncate", "sequence_mask", "geometric_truncate")
 """Corrections with one weight for all tokens of a sample. (VESPO gates whole samples, and takes them.)"""
 
+BENT_GATES = ("vespo", "topr", "aipo", "dppo_tv", "dppo_kl")
+"""Gates whose objective is no multiple of the correction's weight: divided by the mean weight, it is another gate."""
+
 _TOKEN_GATES = ("gmpo", *PRODUCT_GATES)
 """Gates that combine the ratios of tokens by themselves, if at all."""
 
@@ -128,6 +131,12 @@ def _check_correction(objective: ObjectiveSection) -> None:
                 f"objective.importance_sampling_correction={correction}; leave it out, or set "
                 f"objective.importance_sampling_correction to {_either(corrections)}"
             )
+    if objective.importance_sampling_normalise and objective.gate in BENT_GATES:
+        raise ValueError(
+            "objective.importance_sampling_normalise=True divides the objective by the mean weight, but "
+            f"objective.gate={objective.gate} is not proportional to the weight: its own bound would move with the "
+            "mean; leave it out, or set objective.gate to one that is, for example cispo or m2po"
+        )
     low, cap = objective.resolved_min, objective.resolved_cap
     if low >= cap:
         raise ValueError(

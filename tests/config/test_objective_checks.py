@@ -68,6 +68,20 @@ def test_a_gate_on_the_product_needs_a_weight_for_each_token(gate: str, correcti
     validate({"objective": {"gate": "vespo", "importance_sampling_correction": correction}})
 
 
+@pytest.mark.parametrize("gate", ["vespo", "topr", "aipo", "dppo_tv", "dppo_kl"])
+def test_only_what_is_proportional_to_the_weight_is_normalised(gate: str) -> None:
+    assert refusal({"gate": gate, "importance_sampling_normalise": True}) == (
+        "objective.importance_sampling_normalise=True divides the objective by the mean weight, but "
+        f"objective.gate={gate} is not proportional to the weight: its own bound would move with the mean; leave it "
+        "out, or set objective.gate to one that is, for example cispo or m2po"
+    )
+
+
+@pytest.mark.parametrize("gate", ["clip", "none", "cispo", "gmpo", "sapo", "m2po"])
+def test_what_is_proportional_to_the_weight_is_normalised(gate: str) -> None:
+    assert validate({"objective": {"gate": gate, "importance_sampling_normalise": True}}).objective.gate == gate
+
+
 @pytest.mark.parametrize(
     ("objective", "message"),
     [

@@ -6,8 +6,10 @@ from dataclasses import replace
 
 import pytest
 import torch
-from objective_cases import evaluate, make_objective, make_tokens
+from objective_cases import GATES, evaluate, make_objective, make_tokens, random_tokens
+from torch import Tensor
 
+from asyncgrpo.config.objective_checks import BENT_GATES
 from asyncgrpo.learning.objectives.correction import (
     REJECTED_LOG_WEIGHT,
     Corrected,
@@ -20,6 +22,7 @@ from asyncgrpo.learning.objectives.correction import (
 from asyncgrpo.learning.objectives.gates.clip import no_gate
 from asyncgrpo.learning.objectives.metrics import reduce_counts
 from asyncgrpo.learning.objectives.ratio import LEVELS
+from asyncgrpo.learning.objectives.statistics import Statistics
 
 LOG, EXP = math.log, math.exp
 RHOS = [[3.0, 1.0, 0.5], [1.1, 0.9, 1.2]]
@@ -142,6 +145,19 @@ def test_normalised_weights_have_mean_one_over_the_batch_with_rejected_ones_in_i
         gradient_BT = evaluate(objective, tokens)[1]
         assert gradient_BT.sum().item() == pytest.approx(-6.0)
         assert gradient_BT[0, 1].item() == pytest.approx(-1.0 * 6 / total)
+
+
+@pytest.mark.parametrize("gate", GATES)
+def test_half_the_weight_is_half_the_gradient_unless_normalising_is_refused(gate: str) -> None:
+    def halved(proximal_BT: Tensor, behaviour_BT: Tensor, mask_BT: Tensor) -> Corrected:
+        corrected = Within("token", "truncate")(proximal_BT, behaviour_BT, mask_BT)
+        return replace(corrected, log_weight_BT=corrected.log_weight_BT - LOG(2))
+
+    whole = make_objective(GATES[gate], correction=Within("token", "truncate"))
+    tokens = random_tokens(0, spread=4.0)  # so that some weights are above every cap
+    _, gradient_BT, _ = evaluate(replace(whole, correction=halved), tokens, Statistics())
+    _, divided_BT, _ = evaluate(whole, tokens, Statistics(mean_weight=2.0))
+    assert torch.allclose(gradient_BT, divided_BT, rtol=1e-12, atol=0) == (gate not in BENT_GATES)
 
 
 def test_an_infinite_behaviour_logprob_gives_a_bounded_weight() -> None:

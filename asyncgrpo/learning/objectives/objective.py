@@ -37,7 +37,7 @@ class Objective:
     top_entropy_quantile: float = 1.0
     """Fraction of a batch's tokens kept, those of highest entropy."""
     normalise: bool = False
-    """Divide the policy term by the batch's mean correction weight."""
+    """Divide the policy term by the batch's mean correction weight: for gates that are proportional to the weight."""
     beta: float = 0.0
     """Weight of the KL penalty against the reference policy; 0 leaves it out."""
     kl_estimator: Estimator = k3
