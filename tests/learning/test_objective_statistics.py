@@ -8,9 +8,9 @@ import torch
 from objective_cases import make_objective, make_tokens, part_of, random_tokens
 
 from asyncgrpo.learning.objectives.correction import Within
-from asyncgrpo.learning.objectives.gates.trust import M2po
+from asyncgrpo.learning.objectives.gates.trust import M2po, m2_limit
 from asyncgrpo.learning.objectives.objective import Objective
-from asyncgrpo.learning.objectives.statistics import Statistics, entropy_floor, m2_limit, mean_weight
+from asyncgrpo.learning.objectives.statistics import Statistics, entropy_floor, mean_weight
 
 
 def by_removal(squares: list[float], threshold: float) -> list[float]:
@@ -63,7 +63,7 @@ def objectives() -> dict[str, Objective]:
     }
 
 
-@pytest.mark.parametrize(("name", "key"), [("m2po", "m2"), ("entropy", "entropy"), ("normalise", "weight")])
+@pytest.mark.parametrize(("name", "key"), [("m2po", "gate"), ("entropy", "entropy"), ("normalise", "weight")])
 def test_only_what_is_needed_is_observed_and_only_of_trained_tokens(name: str, key: str) -> None:
     objective, tokens = objectives()[name], random_tokens(0)
     with torch.no_grad():
@@ -85,7 +85,7 @@ def test_m2po_observes_the_trust_region() -> None:
         behaviour=[[-2.4], [-2.4], [-1.8], [-1.8], [-2.0], [-4.0]],
     )
     objective = make_objective(M2po(0.04), correction=Within("token", "mask", high=2.0))
-    assert objective.observe(tokens)["m2"].tolist() == pytest.approx([0.16, 0.04])
+    assert objective.observe(tokens)["gate"].tolist() == pytest.approx([0.16, 0.04])
 
 
 def test_an_objective_without_batch_statistics_asks_for_none() -> None:
@@ -109,7 +109,7 @@ def test_statistics_do_not_depend_on_the_cut(name: str) -> None:
     joined = {key: torch.cat([part[key] for part in parts]) for key in parts[0]}
     whole = objective.summarise(objective.observe(tokens))
     together = objective.summarise(joined)
-    assert together.m2_limit == whole.m2_limit
+    assert together.gate_limit == whole.gate_limit
     assert together.entropy_floor == whole.entropy_floor
     assert together.mean_weight == pytest.approx(whole.mean_weight, rel=1e-15)
     assert whole != Statistics()

@@ -18,12 +18,11 @@ from torch import Tensor
 from asyncgrpo.learning.objectives.correction import Corrected, Correction, log_importance_weight
 from asyncgrpo.learning.objectives.count import count
 from asyncgrpo.learning.objectives.filters import is_near_policy, is_uncertain
-from asyncgrpo.learning.objectives.gates.gate import Drift, Gate
-from asyncgrpo.learning.objectives.gates.trust import M2po
+from asyncgrpo.learning.objectives.gates.gate import BatchGate, Drift, Gate
 from asyncgrpo.learning.objectives.kl import Estimator, KLWeight, k3, penalty
 from asyncgrpo.learning.objectives.metrics import Counts
 from asyncgrpo.learning.objectives.ratio import Level, token
-from asyncgrpo.learning.objectives.statistics import Statistics, summarise
+from asyncgrpo.learning.objectives.statistics import Statistics, entropy_floor, mean_weight
 from asyncgrpo.learning.objectives.tokens import Tokens
 
 
@@ -75,7 +74,7 @@ class Objective:
     @property
     def needs_statistics(self) -> bool:
         """Whether every micro-batch must be observed before the first is trained."""
-        return isinstance(self.gate, M2po) or self.top_entropy_quantile < 1.0 or self.normalise
+        return isinstance(self.gate, BatchGate) or self.top_entropy_quantile < 1.0 or self.normalise
 
     @torch.no_grad()
     def observe(self, tokens: Tokens) -> dict[str, Tensor]:
@@ -86,8 +85,8 @@ class Objective:
         tokens = tokens.cleaned()
         drift, _ = self._drift(tokens)
         observed = {}
-        if isinstance(self.gate, M2po):
-            observed["m2"] = self.gate.squares(drift)
+        if isinstance(self.gate, BatchGate):
+            observed["gate"] = self.gate.observe(drift)
         if self.top_entropy_quantile < 1.0:
             observed["entropy"] = tokens.entropy_BT[tokens.mask_BT]
         if self.normalise:
@@ -96,8 +95,14 @@ class Objective:
 
     def summarise(self, observed: Mapping[str, Tensor]) -> Statistics:
         """Statistics of an optimiser batch from the values of all micro-batches of all ranks, concatenated."""
-        threshold = self.gate.threshold if isinstance(self.gate, M2po) else 0.0
-        return summarise(observed, m2_threshold=threshold, kept_fraction=self.top_entropy_quantile)
+        statistics = {}
+        if isinstance(self.gate, BatchGate):
+            statistics["gate_limit"] = self.gate.limit(observed["gate"])
+        if self.top_entropy_quantile < 1.0:
+            statistics["entropy_floor"] = entropy_floor(observed["entropy"], self.top_entropy_quantile)
+        if self.normalise:
+            statistics["mean_weight"] = mean_weight(observed["weight"])
+        return Statistics(**statistics)
 
     def _drift(self, tokens: Tokens) -> tuple[Drift, Corrected]:
         corrected = self.correction(tokens.proximal_BT, tokens.behaviour_BT, tokens.mask_BT)

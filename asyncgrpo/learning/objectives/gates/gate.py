@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -65,6 +66,17 @@ class Gated:
 
 
 Gate = Callable[[Drift, Statistics], Gated]
+
+
+@runtime_checkable
+class BatchGate(Protocol):
+    """A gate that also must know the whole optimiser batch: its limit is then in the statistics it is called with."""
+
+    def observe(self, drift: Drift) -> Tensor:
+        """What the limit depends on of one micro-batch, [N]."""
+
+    def limit(self, values_N: Tensor) -> float:
+        """From the values of all micro-batches of all ranks, in any order."""
 
 
 def gated(

@@ -5,6 +5,7 @@ Shapes: B sequences, T completion tokens (padded).
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -52,7 +53,7 @@ class M2po:
     (M2PO, 2510.01161, alg. 1).
 
     The trust region is where the policy already moved as the advantage asks; other tokens are never closed. Which
-    tokens go is decided over the whole optimiser batch (`Statistics.m2_limit`). The authors' code differs from the
+    tokens go is decided over the whole optimiser batch (`Statistics.gate_limit`). The authors' code differs from the
     paper: it clips, and counts what it clipped in the mean.
     """
 
@@ -60,7 +61,7 @@ class M2po:
 
     def __call__(self, drift: Drift, statistics: Statistics) -> Gated:
         log_w_BT = _log_product(drift)
-        is_over_BT = log_w_BT.square() > statistics.m2_limit
+        is_over_BT = log_w_BT.square() > statistics.gate_limit
         is_low_BT, is_high_BT = _has_fallen(log_w_BT, drift.advantages_B1), _has_risen(log_w_BT, drift.advantages_B1)
         closed_low_BT, closed_high_BT = is_over_BT & is_low_BT, is_over_BT & is_high_BT
         objective_BT = drift.product_BT * drift.advantages_B1
@@ -70,11 +71,30 @@ class M2po:
             closed_high_BT=closed_high_BT,
         )
 
-    def squares(self, drift: Drift) -> Tensor:
-        """(log w)² of the trained, not rejected tokens of the trust region, [N]: what the limit is found from."""
+    def observe(self, drift: Drift) -> Tensor:
+        """(log w)² of the trained, not rejected tokens of the trust region, [N]."""
         log_w_BT = _log_product(drift)
         is_trusted_BT = _has_fallen(log_w_BT, drift.advantages_B1) | _has_risen(log_w_BT, drift.advantages_B1)
         return log_w_BT.square()[is_trusted_BT & drift.keep_BT & drift.mask_BT]
+
+    def limit(self, squares_N: Tensor) -> float:
+        return m2_limit(squares_N, self.threshold)
+
+
+def m2_limit(squares_N: Tensor, threshold: float) -> float:
+    """Largest (log π/μ)² to keep for the mean of what is kept to be at most the threshold (M2PO, 2510.01161, alg. 1).
+
+    The algorithm drops the largest until the mean fits; sorted, that is the longest prefix whose mean fits. The limit
+    lies halfway to the smallest dropped one, so that rounding in another forward pass moves no token across; equal
+    values are all kept. Infinite if all fit or there are none.
+    """
+    sorted_N = squares_N.double().sort().values
+    means_N = sorted_N.cumsum(0) / torch.arange(1, len(sorted_N) + 1, dtype=torch.float64, device=sorted_N.device)
+    kept = int((means_N <= threshold).sum())
+    if kept == len(sorted_N):
+        return math.inf
+    last_kept = float(sorted_N[kept - 1]) if kept else 0.0
+    return (last_kept + float(sorted_N[kept])) / 2.0
 
 
 def _log_product(drift: Drift) -> Tensor:
