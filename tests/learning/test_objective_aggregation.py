@@ -46,6 +46,12 @@ def test_without_trained_tokens_weights_are_finite(loss_type: str) -> None:
     assert np.isfinite(aggregate(loss_type, np.zeros(6, dtype=int), GROUPS, MINIBATCHES, max_length=10)).all()
 
 
+def test_dapo_counts_the_minibatches_that_make_an_update() -> None:
+    # three minibatches of two samples; the last one has no trained token
+    weights_S = aggregate("dapo", np.array([2, 6, 0, 4, 0, 0]), GROUPS, np.array([0, 0, 1, 1, 2, 2]), max_length=10)
+    np.testing.assert_allclose(weights_S, [2 / 12] * 6, rtol=1e-15)
+
+
 @pytest.mark.parametrize("loss_type", LOSS_TYPES)
 def test_no_samples_have_no_weights(loss_type: str) -> None:
     nothing = np.empty(0, dtype=np.int32)

@@ -14,7 +14,8 @@ Shapes: S samples, of all ranks and minibatches of a step.
 | luspo       | 1 / samples: sums over tokens, made for the sequence ratio | 2602.05261         |
 | prompt_mean | 1 / (groups · trained tokens of the group)                 | 2510.13786         |
 
-Samples and groups without trained tokens count in `samples` and `groups`. At ratio 1 and β = 0 `grpo` is 0 in value
+Samples and groups without trained tokens count in `samples` and `groups`; a minibatch without any makes no update, and
+does not count in `minibatches`. At ratio 1 and β = 0 `grpo` is 0 in value
 whenever a group's advantages sum to 0; the others are not if lengths differ. The gradient is what trains: the value of
 the loss says little.
 """
@@ -38,10 +39,10 @@ def aggregate(
     Args:
         tokens_S: trained tokens of each sample.
         group_of_sample_S: any labels; groups of different minibatches are different groups.
-        minibatch_of_sample_S: any labels; a minibatch that has no sample makes no update and does not count.
+        minibatch_of_sample_S: any labels.
         max_length: tokens a completion may have, for dr_grpo.
     """
-    minibatches, minibatch_S = np.unique(minibatch_of_sample_S, return_inverse=True)
+    _, minibatch_S = np.unique(minibatch_of_sample_S, return_inverse=True)
     samples_S = np.bincount(minibatch_S)[minibatch_S]
     match loss_type:
         case "grpo":
@@ -49,7 +50,8 @@ def aggregate(
         case "bnpo":
             denominator_S = _at_least_one(_total_of(minibatch_S, tokens_S))
         case "dapo":
-            denominator_S = np.full(len(tokens_S), max(tokens_S.sum(), 1) / max(len(minibatches), 1))
+            updates = len(np.unique(minibatch_S[tokens_S > 0]))
+            denominator_S = np.full(len(tokens_S), max(tokens_S.sum(), 1) / max(updates, 1))
         case "dr_grpo":
             denominator_S = samples_S * max_length
         case "luspo":
