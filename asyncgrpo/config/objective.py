@@ -76,11 +76,11 @@ class ObjectiveSection(Section):
     """Sharpness of SAPO's gate where the advantage is positive."""
     sapo_temperature_neg: PositiveFloat = 1.05
     """Sharpness of SAPO's gate elsewhere."""
-    vespo_k_pos: NonNegativeFloat = 2.0
+    vespo_k_pos: PositiveFloat = 2.0
     """Power k of VESPO's weight W^k exp(λ(1 - W)) where the advantage is not negative."""
     vespo_lambda_pos: NonNegativeFloat = 3.0
     """Decay λ of VESPO's weight where the advantage is not negative."""
-    vespo_k_neg: NonNegativeFloat = 3.0
+    vespo_k_neg: PositiveFloat = 3.0
     """Power k of VESPO's weight where the advantage is negative."""
     vespo_lambda_neg: NonNegativeFloat = 2.0
     """Decay λ of VESPO's weight where the advantage is negative."""
@@ -99,7 +99,7 @@ class ObjectiveSection(Section):
         "k3_mask",
     ] = "token_truncate"
     """Weight of proximal/behaviour, which is what engine mismatch and staleness changed: held within its bounds
-    (truncate), or what lies beyond them is left out (mask, icepop)."""
+    (truncate), or what lies beyond them is left out (mask, icepop; vespo counts it as 1e-8 in its sample's weight)."""
     importance_sampling_cap: PositiveFloat | None = None
     """Upper bound. Absent: 2 (token, sequence), 5 (icepop), 1.002 (geometric), 0.01 (k3_mask: of a mean k3)."""
     importance_sampling_min: PositiveFloat | None = None

@@ -215,6 +215,11 @@ def test_settings_that_contradict_each_other(objective: dict[str, Any], message:
     assert refusal(objective).startswith(message)
 
 
+@pytest.mark.parametrize("field", ["vespo_k_pos", "vespo_k_neg"])
+def test_a_sample_that_the_correction_leaves_out_fades_with_vespo(field: str) -> None:
+    assert f"objective.{field}" in refusal({"gate": "vespo", field: 0.0})
+
+
 def test_one_reward_needs_no_aggregation_of_several() -> None:
     objective = {"multi_objective_aggregation": "normalize_then_sum"}
     assert refusal(objective, rewards=ONE_REWARD) == (

@@ -33,7 +33,8 @@ LEARNER_FIELDS: Mapping[str, str] = {
     "clipped_tokens_ratio/low": "share of tokens whose gradient the lower clip removed",
     "clipped_tokens_ratio/high": "share of tokens whose gradient the upper clip removed",
     "masked_tokens_ratio/gate": "share of tokens without a gradient because of the gate, the clipped among them",
-    "masked_tokens_ratio/correction": "share of tokens that the importance sampling correction rejected",
+    "masked_tokens_ratio/correction": "share of tokens that the importance sampling correction rejected; with "
+    "objective.gate=vespo they make their whole sample fade",
     "masked_tokens_ratio/off_policy": "share of tokens in samples left out by objective.off_policy_mask_threshold",
     "masked_tokens_ratio/entropy": "share of tokens left out by objective.top_entropy_quantile",
 }

@@ -38,7 +38,7 @@ class Vespo:
 
     φ(1) = 1 and φ is largest at W = k/λ. W is a product over tokens whatever the ratio's level; log W is kept within
     [log 1e-8, EXPONENT_BOUND]. A rejected token counts 1e-8 in it, as in the authors' code: the whole sequence fades,
-    and no token is rejected by itself. With k = 0 it would not fade.
+    and no token is rejected by itself. With k near 0 it would not fade.
     """
 
     k_positive: float
