@@ -3,14 +3,14 @@
 Invariant: sums add and maxima take the maximum, so micro-batches, optimiser updates and ranks combine exactly, in any
 order. Names are the learner's own; `observe/metrics` has those under which users see them.
 
-Shapes: D values of staleness (the last one counts all above it too), K sums, M maxima.
+Shapes: N trained tokens, D values of staleness (the last one counts all above it too), K sums, M maxima.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Self
+from typing import Literal, Self
 
 import torch
 from torch import Tensor
@@ -38,6 +38,9 @@ SUMS = (
 )
 MAXIMA = ("ratio", "ratio_deviation", "weight", "behaviour_ratio")
 
+Quantity = tuple[str, Literal["sum", "max"], Tensor]
+"""A name of SUMS or MAXIMA, and one value per trained token; what is never given is 0."""
+
 
 @dataclass(slots=True)
 class Counts:
@@ -54,25 +57,17 @@ class Counts:
         )
 
     @classmethod
-    def of(
-        cls,
-        sums: Mapping[str, Tensor],
-        maxima: Mapping[str, Tensor],
-        staleness_BT: Tensor,
-        mask_BT: Tensor,
-        staleness_values: int,
-    ) -> Self:
-        """From one [B, T] value per token and name; what is not named is 0, masked slots do not count."""
-        nothing_BT = torch.zeros(mask_BT.shape, dtype=torch.float64, device=mask_BT.device)
-        sums_NK = torch.stack([sums.get(name, nothing_BT).detach().double() for name in SUMS], dim=-1).flatten(0, 1)
-        maxima_NM = torch.stack([maxima[name].detach().double() for name in MAXIMA], dim=-1).flatten(0, 1)
-        # One row more for masked slots, dropped below: selecting them would make a device wait for their number.
-        place_BT = torch.where(mask_BT, staleness_BT.clamp(0, staleness_values - 1), staleness_values).long()
-        place_N1 = place_BT.flatten()[:, None]
-        counts = cls.zero(staleness_values + 1, mask_BT.device)
-        counts.sums_DK.index_add_(0, place_N1[:, 0], sums_NK)
-        counts.maxima_DM.scatter_reduce_(0, place_N1.expand_as(maxima_NM), maxima_NM, "amax")
-        return cls(counts.sums_DK[:-1], counts.maxima_DM[:-1])
+    def of(cls, quantities: Iterable[Quantity], staleness_N: Tensor, staleness_values: int) -> Self:
+        """From N trained tokens. One quantity is taken at a time, so that a generator holds few of them in memory."""
+        counts = cls.zero(staleness_values, staleness_N.device)
+        place_N = staleness_N.clamp(0, staleness_values - 1).long()
+        for name, kind, values_N in quantities:
+            if kind == "sum":
+                counts.sums_DK[:, SUMS.index(name)].index_add_(0, place_N, values_N.detach().double())
+            else:
+                maxima_D = counts.maxima_DM[:, MAXIMA.index(name)]
+                maxima_D.scatter_reduce_(0, place_N, values_N.detach().double(), "amax")
+        return counts
 
     def add(self, other: Counts) -> None:
         self.sums_DK += other.sums_DK
