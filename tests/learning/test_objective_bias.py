@@ -10,7 +10,7 @@ from dataclasses import fields, replace
 
 import pytest
 import torch
-from objective_cases import OPEN_GATES, evaluate, make_objective, random_tokens, weigh
+from objective_cases import OPEN_GATES, evaluate, make_objective, random_tokens
 from torch import Tensor
 
 from asyncgrpo.config.objective import ObjectiveSection
@@ -106,6 +106,27 @@ def test_where_all_three_policies_agree_nothing_is_biased(gate: str, level: str)
         assert all(unbiased(gate, level, correction, tokens)), correction
 
 
+@pytest.mark.parametrize("correction", OPEN_CORRECTIONS)
+@pytest.mark.parametrize(("gate", "level"), [("gmpo", "token"), ("clip", "sequence"), ("sapo", "sequence")])
+@pytest.mark.parametrize("quantile", [1.0, 0.4])
+def test_in_a_single_update_a_mean_of_ratios_only_mixes_weights(
+    gate: str, level: str, correction: str, quantile: float
+) -> None:
+    tokens = anchored(random_tokens(3), "recompute", is_first_update=True)
+    settings = {"correction": OPEN_CORRECTIONS[correction], "top_entropy_quantile": quantile}
+    _, gradient_BT, _ = evaluate(make_objective(OPEN_GATES[gate], level=LEVELS[level], **settings), tokens)
+    _, plain_BT, _ = evaluate(make_objective(OPEN_GATES["none"], **settings), tokens)
+    found = biases(
+        gate=gate,
+        level=level,
+        correction=correction,
+        anchor="recompute",
+        is_single_update=True,
+        leaves_tokens_out=quantile < 1.0,
+    )
+    assert torch.allclose(gradient_BT, plain_BT, rtol=1e-10, atol=0) == all(b.piece == "correction" for b in found)
+
+
 def test_every_bias_has_a_reason_and_a_source() -> None:
     assert len({(bias.piece, bias.name) for bias in BIASED}) == len(BIASED)
     assert all(bias.reason and bias.source for bias in BIASED)
@@ -114,8 +135,9 @@ def test_every_bias_has_a_reason_and_a_source() -> None:
 def test_normalised_weights_scale_the_whole_batch_alike() -> None:
     tokens = random_tokens(1)
     plain = make_objective(OPEN_GATES["none"], correction=OPEN_CORRECTIONS["token_truncate"])
-    _, gradient_BT, counts = evaluate(plain, tokens)
-    _, normalised_BT, _ = evaluate(replace(plain, normalise=True), tokens)
-    mean_weight = counts.total("weight") / 13
+    normalised = replace(plain, normalise=True)
+    mean_weight = (tokens.proximal_BT - tokens.behaviour_BT).exp()[tokens.mask_BT].mean().item()
+    assert normalised.summarise(normalised.observe(tokens)).mean_weight == pytest.approx(mean_weight, rel=1e-12)
+    _, gradient_BT, _ = evaluate(plain, tokens)
+    _, normalised_BT, _ = evaluate(normalised, tokens)
     torch.testing.assert_close(normalised_BT * mean_weight, gradient_BT, rtol=1e-12, atol=0)
-    assert torch.equal(tokens.token_weights_B, weigh("dapo", tokens.mask_BT))

@@ -18,4 +18,5 @@
 | objective.py   | the composition                                                                |
 | build.py       | from a configuration to the composition                                        |
 | bias.py        | which pieces are biased, why, and who says so                                  |
+| remarks.py     | what a user should know of a configuration, in words                           |
 """

@@ -1,0 +1,53 @@
+"""What a user should know of a configuration's objective, in words. Loads no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from asyncgrpo.config.objective import ObjectiveSection
+from asyncgrpo.config.objective_checks import PRODUCT_GATES
+from asyncgrpo.config.sections import TrainingSection
+from asyncgrpo.learning.objectives.bias import Bias, biases
+
+_FIELD_OF = {
+    "gate": "objective.gate",
+    "level": "objective.importance_sampling_level",
+    "correction": "objective.importance_sampling_correction",
+}
+
+
+def remarks(objective: ObjectiveSection, training: TrainingSection) -> list[str]:
+    """Sentences, without a full stop: what does nothing, what costs, and which pieces are biased and who says so.
+
+    Thresholds are a choice, and not remarked on.
+    """
+    is_single = training.num_minibatches * training.num_iterations == 1
+    found = biases(
+        gate=objective.gate,
+        level=objective.importance_sampling_level,
+        correction=objective.importance_sampling_correction,
+        anchor=objective.proximal_anchor,
+        is_single_update=is_single,
+        leaves_tokens_out=objective.top_entropy_quantile < 1.0,
+    )
+    said = []
+    if is_single and objective.proximal_anchor != "behaviour" and (inert := _inert(objective, found)):
+        said.append(
+            "with one optimiser update per step (training.num_minibatches=1, training.num_iterations=1) every ratio "
+            f"current/proximal is 1: {' and '.join(inert)} {'do' if len(inert) > 1 else 'does'} nothing, and "
+            f"objective.proximal_anchor={objective.proximal_anchor} costs nothing"
+        )
+    if objective.proximal_anchor == "recompute" and training.num_minibatches > 1:
+        said.append(
+            "objective.proximal_anchor=recompute costs a forward pass over all but the first of "
+            f"training.num_minibatches={training.num_minibatches}; first_pass costs none"
+        )
+    return said + [f"{_FIELD_OF[bias.piece]}={bias.name} is biased: {bias.reason} ({bias.source})" for bias in found]
+
+
+def _inert(objective: ObjectiveSection, found: Collection[Bias]) -> list[str]:
+    """Settings that do nothing while current is proximal; a biased piece still does something."""
+    biased, level = {bias.piece for bias in found}, objective.importance_sampling_level
+    is_ratio_gate = objective.gate not in ("none", *PRODUCT_GATES)
+    inert = [f"objective.gate={objective.gate}"] if is_ratio_gate and "gate" not in biased else []
+    return [*inert, f"{_FIELD_OF['level']}={level}"] if level != "token" and "level" not in biased else inert
