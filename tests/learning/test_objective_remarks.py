@@ -84,6 +84,19 @@ def test_what_recomputing_costs() -> None:
     assert of({"proximal_anchor": "first_pass"}, num_minibatches=4) == []
 
 
+def test_with_dropout_an_anchor_of_its_own_pass_is_never_the_current_policy() -> None:
+    interpolated = ObjectiveSection(proximal_anchor="interpolate")
+    assert len(remarks(interpolated, TrainingSection(), lora_dropout=0.1)) == 1
+    for anchor in ("recompute", "first_pass"):
+        section = ObjectiveSection(proximal_anchor=anchor, importance_sampling_level="sequence_token")
+        cost, bias = remarks(section, TrainingSection(), lora_dropout=0.1)
+        assert cost == (
+            f"objective.proximal_anchor={anchor} costs a forward pass over every minibatch, without "
+            "lora.lora_dropout=0.1; interpolate costs none"
+        )
+        assert bias.startswith("objective.importance_sampling_level=sequence_token is biased: the value is ")
+
+
 def test_biases_with_their_source() -> None:
     gspo = {"importance_sampling_level": "sequence", "importance_sampling_correction": "none"}
     assert of(gspo, num_minibatches=4) == [RECOMPUTE, GSPO, UNCORRECTED]

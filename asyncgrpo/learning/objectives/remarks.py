@@ -16,28 +16,35 @@ _FIELD_OF = {
 }
 
 
-def remarks(objective: ObjectiveSection, training: TrainingSection) -> list[str]:
+def remarks(objective: ObjectiveSection, training: TrainingSection, lora_dropout: float = 0.0) -> list[str]:
     """Sentences, without a full stop: what does nothing, what costs, and which pieces are biased and who says so.
 
     Thresholds are a choice, and not remarked on.
     """
-    is_single = training.num_minibatches * training.num_iterations == 1
+    # Current has dropout, and an anchor of its own forward pass has not: then they are never the same.
+    is_noisy = lora_dropout > 0 and objective.proximal_anchor in ("recompute", "first_pass")
+    is_on_anchor = training.num_minibatches * training.num_iterations == 1 and not is_noisy
     found = biases(
         gate=objective.gate,
         level=objective.importance_sampling_level,
         correction=objective.importance_sampling_correction,
         anchor=objective.proximal_anchor,
-        is_single_update=is_single,
+        is_single_update=is_on_anchor,
         leaves_tokens_out=objective.top_entropy_quantile < 1.0,
     )
     said = []
-    if is_single and objective.proximal_anchor != "behaviour" and (inert := _inert(objective, found)):
+    if is_on_anchor and objective.proximal_anchor != "behaviour" and (inert := _inert(objective, found)):
         said.append(
             "with one optimiser update per step (training.num_minibatches=1, training.num_iterations=1) every ratio "
             f"current/proximal is 1: {' and '.join(inert)} {'do' if len(inert) > 1 else 'does'} nothing, and "
             f"objective.proximal_anchor={objective.proximal_anchor} costs nothing"
         )
-    if objective.proximal_anchor == "recompute" and training.num_minibatches > 1:
+    if is_noisy:
+        said.append(
+            f"objective.proximal_anchor={objective.proximal_anchor} costs a forward pass over every minibatch, without "
+            f"lora.lora_dropout={lora_dropout:g}; interpolate costs none"
+        )
+    elif objective.proximal_anchor == "recompute" and training.num_minibatches > 1:
         said.append(
             "objective.proximal_anchor=recompute costs a forward pass over all but the first of "
             f"training.num_minibatches={training.num_minibatches}; first_pass costs none"
