@@ -19,6 +19,7 @@ from asyncgrpo.config.loading import LoadedConfig
 from asyncgrpo.config.render import render_config
 from asyncgrpo.errors import AsyncGRPOError
 from asyncgrpo.generation.server import VLLM_MODULE
+from asyncgrpo.learning.objectives.remarks import remarks
 from asyncgrpo.observe.files import write_text
 from asyncgrpo.observe.logs import setup_logging
 from asyncgrpo.observe.progress import Progress
@@ -80,6 +81,8 @@ async def _run(job: Job, folder: RunFolder, progress: Progress, engine_module: s
     assert run is not None
     on_start(asyncio.get_running_loop(), run)
     progress.note(_plan(job, folder))
+    for remark in remarks(job.config.objective, job.config.training, job.config.lora.lora_dropout):
+        progress.note(f"  note: {remark}")
     async with _signals(progress) as signals, open_session(job, folder, progress, engine_module) as session:
         with progress.phase("publishing version 0 and proving it"):
             for agreement in await prove_weights(session):

@@ -97,6 +97,7 @@ async def test_a_signal_ends_the_run_after_the_step_in_hand(tiny_model: Path, tm
             run.signal(signal.SIGINT)
             assert await run.end() == 130
         assert "SIGINT: stopping after the step in hand" in run.output
+        assert run.output.count("every ratio current/proximal is 1: objective.gate=clip does nothing") == 1
         assert "Traceback" not in run.output
         assert engine.core.requests == []
         assert engine.core.paused is None

@@ -71,9 +71,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--repeats", type=int, default=3, help="processes per side and cell (default: %(default)s)")
     parser.add_argument("--steps", type=int, default=1, help="timed steps per process (default: %(default)s)")
     parser.add_argument("--groups", type=int, default=1, help="groups of 8 samples per step (default: %(default)s)")
-    parser.add_argument(
-        "--micro-batch", type=int, default=8, help="TRL's samples in a pass; ours gets as many tokens"
-    )
+    parser.add_argument("--micro-batch", type=int, default=8, help="TRL's samples in a pass; ours gets as many tokens")
     parser.add_argument("--threads", type=int, default=cores(), help="threads of torch (default: all, %(default)s)")
     arguments = parser.parse_args(argv)
     arguments.cells = arguments.cells or list(QUICK if arguments.quick else CELLS)
