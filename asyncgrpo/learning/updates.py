@@ -59,9 +59,9 @@ class Updates:
         self._schedule = build_schedule(self._optimiser, config.training)
         # Not for one rank: accelerate would join whatever process group the environment names.
         self._accelerator = self._across_ranks() if world_size > 1 else None
+        self._distributed = self._accelerator.prepare_model(self.policy) if self._accelerator else self.policy
         # Dropout is on in backward passes only: neither anchors nor statistics should have it.
         self._is_noisy = config.lora.lora_dropout > 0
-        self._distributed = self._accelerator.prepare_model(self.policy) if self._accelerator else self.policy
 
     @property
     def learning_rate(self) -> float:
