@@ -80,3 +80,14 @@ def _groups_in_a_row(group_S: np.ndarray, prompt_S: np.ndarray, completion_S: np
     rank_S = np.empty(len(order), dtype=np.int32)
     rank_S[order] = np.minimum(middle * count / max(cost.sum(), 1.0), count - 1)
     return rank_S
+
+
+def is_inert(advantages: np.ndarray, group_ids: np.ndarray) -> np.ndarray:
+    """Bool [S]: samples of groups in which every advantage is 0.
+
+    Not single samples: taken out of its group, one would cost its prompt a second time.
+    """
+    _, group_S = np.unique(group_ids, return_inverse=True)
+    pulls_G = np.zeros(int(group_S.max(initial=-1)) + 1, dtype=bool)
+    np.logical_or.at(pulls_G, group_S, advantages != 0)
+    return np.asarray(~pulls_G[group_S])

@@ -20,6 +20,7 @@ from torch import Tensor
 from asyncgrpo.config import RunConfig
 from asyncgrpo.errors import LearnerError
 from asyncgrpo.learning.batching import Shard
+from asyncgrpo.learning.cutting import is_inert
 from asyncgrpo.learning.export import export_dtype, export_tensors
 from asyncgrpo.learning.lora import merged_state
 from asyncgrpo.learning.microbatch import MicroBatch, micro_batches, scoring_batch
@@ -64,9 +65,7 @@ class Learner:
         learning_rate = self._updates.learning_rate
         trained = [index for index, sizes in enumerate(shard.sizes) if sizes.tokens]
         with watch.part("total"):
-            minibatches = [
-                self._micro_batches(shard.batch, shard.members(index), shard.token_weights) for index in trained
-            ]
+            minibatches = [self._minibatch(shard, shard.members(index)) for index in trained]
             try:
                 updates = self._updates.step(minibatches, watch)
             except LearnerError as error:
@@ -127,6 +126,18 @@ class Learner:
     def save_model(self, directory: str) -> None:
         """Save the model in Hugging Face format, adapters merged. The tokenizer is the orchestrator's to save."""
         self._loaded.model.save_pretrained(directory, state_dict=dict(merged_state(self._loaded.model)))
+
+    def _minibatch(self, shard: Shard, members: np.ndarray) -> list[MicroBatch]:
+        """Micro-batches; those without a gradient come first, and the last one has a backward pass, on every rank."""
+        objective, batch = self.config.objective, shard.batch
+        flat = np.zeros(len(members), dtype=bool)
+        if not (objective.beta or objective.entropy_coef):  # the policy term alone has the advantage as a factor
+            flat = is_inert(batch.advantages[members], batch.group_ids[members])
+        flat[-1] &= not flat.all()
+        inert = self._micro_batches(batch, members[flat], shard.token_weights)
+        for micro in inert:
+            micro.has_gradient = False
+        return inert + self._micro_batches(batch, members[~flat], shard.token_weights)
 
     def _micro_batches(
         self, batch: Batch, members: np.ndarray, token_weights: np.ndarray | None = None

@@ -41,6 +41,8 @@ class MicroBatch:
     """Versions between the policy that sampled a token and the one that this batch starts from, int64."""
     advantages_B: Tensor
     token_weights_B: Tensor
+    has_gradient: bool = True
+    """False where the loss is flat: nothing but metrics comes of it, and no backward pass is made."""
     proximal_BT: Tensor | None = None
     reference_BT: Tensor | None = None
     """Filled in by the learner; behaviour log-probabilities are only ever read."""

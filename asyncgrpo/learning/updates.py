@@ -3,7 +3,8 @@
     for each pass over the step (num_iterations)
       for each minibatch
         statistics   forward without gradient, only where the objective needs numbers of the whole optimiser batch
-        backward     forward and backward per micro-batch; gradients add up, ranks exchange them once
+        backward     forward and backward per micro-batch; gradients add up, ranks exchange them once. Groups in which
+                     every advantage is 0 are computed forward only, for metrics
         optimiser    clip by norm, AdamW, learning rate
 
 Where π_old comes from (`objective.proximal_anchor`): `recompute` is the policy at the step's start. For the first
@@ -121,7 +122,8 @@ class Updates:
                 # Gradients are exchanged once, in the last backward pass; ranks may have different numbers of them.
                 is_last = number == len(minibatch)
                 with contextlib.nullcontext() if is_last else self._without_exchange():
-                    counts.add(self._backward(micro, done, statistics))
+                    run = self._backward if micro.has_gradient else self._count
+                    counts.add(run(micro, done, statistics))
             set_lora_dropout(self.policy, False)
         with watch.part("optimiser"):
             norm = float(clip_grad_norm_(self._parameters, self._config.training.max_grad_norm))
@@ -147,6 +149,11 @@ class Updates:
         # DDP averages over ranks, but token weights already count all of them: the sum is wanted. Not accelerate's
         # backward: it would divide by the accumulation steps of `accelerate launch`.
         torch.autograd.backward(loss * self._world_size)
+        return counts
+
+    @torch.no_grad()
+    def _count(self, micro: MicroBatch, done: int, statistics: Statistics | None) -> Counts:
+        _, counts = self._objective(self._tokens(micro, *self.policy.grids(micro), done), statistics)
         return counts
 
     def _tokens(self, micro: MicroBatch, current_BT: Tensor, entropy_BT: Tensor, done: int) -> Tokens:

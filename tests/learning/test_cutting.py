@@ -2,7 +2,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from asyncgrpo.learning.cutting import balance, loads, minibatches, ranks
+from asyncgrpo.learning.cutting import balance, is_inert, loads, minibatches, ranks
 
 
 @given(st.integers(1, 12), st.integers(1, 5), st.integers(1, 4), st.integers(0, 1000))
@@ -84,3 +84,10 @@ def test_the_busiest_rank_has_little_more_than_its_share(samples: list[tuple[int
     # cut in a row: one sample too many, and two prompts that another rank computes, too
     bound = share + (completion_S + prompt_S).max() + 2 * prompt_S.max()
     assert loads(rank_S, group_S, prompt_S, completion_S, count).max() <= bound
+
+
+def test_a_group_is_inert_when_all_its_advantages_are_zero() -> None:
+    advantages = np.array([0.0, 0.0, 1.0, 0.0, 0.0, 0.0, -0.0])
+    group_ids = np.array([7, 7, 3, 3, 3, 9, 9])
+    assert is_inert(advantages, group_ids).tolist() == [True, True, False, False, False, True, True]
+    assert is_inert(np.empty(0), np.empty(0, dtype=np.int32)).tolist() == []

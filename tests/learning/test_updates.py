@@ -171,6 +171,41 @@ def test_a_fully_masked_minibatch_is_not_computed(tied_model: Path) -> None:
     assert report.metrics["optimiser/skipped_updates"] == 1
 
 
+def with_uniform_groups(batch: Batch, uniform: int) -> Batch:
+    advantages = batch.advantages.copy()
+    advantages[np.isin(batch.group_ids, np.unique(batch.group_ids)[:uniform])] = 0.0
+    return dataclasses.replace(batch, advantages=advantages)
+
+
+@pytest.mark.parametrize(("uniform", "backwards"), [(0, 4), (1, 3), (3, 1), (4, 1)])
+def test_groups_without_an_advantage_are_computed_forward_only(tied_model: Path, uniform: int, backwards: int) -> None:
+    """A rank makes one backward pass at least, where gradients are exchanged."""
+    config = make_config(str(tied_model), training={"groups_per_step": 4}, learner={"token_budget": 32})
+    learner = Learner(config, "cpu")  # a group fits into a pass, two do not
+    modes: list[bool] = []
+    learner._updates.policy.register_forward_hook(lambda *_: modes.append(torch.is_grad_enabled()))
+    batch = with_uniform_groups(four_groups(learner.config), uniform)
+    learner.train(shards(batch, learner.config, 1)[0])
+    assert modes.count(True) == backwards
+    assert modes == sorted(modes)
+
+
+def test_metrics_and_weights_are_the_same_as_with_a_backward_pass_over_all(tied_model: Path) -> None:
+    results = []
+    for beta in (0.0, 1e-30):  # with a penalty, however small, every token has a gradient
+        training = {"groups_per_step": 4, "num_minibatches": 2, "num_iterations": 2, **GRADIENT_STEPS}
+        learner = Learner(make_config(str(tied_model), training=training, objective={"beta": beta}), "cpu")
+        batch = with_uniform_groups(four_groups(learner.config), 2)
+        report = learner.train(shards(batch, learner.config, 1)[0])
+        results.append((report.metrics, export_tensors(learner._loaded.model)))
+    (metrics, tensors), (whole_metrics, whole_tensors) = results
+    assert metrics["grad_norm"] > 1e-4
+    for name, value in metrics.items():
+        assert value == pytest.approx(whole_metrics[name], rel=1e-4, abs=1e-6), name
+    for name, tensor in tensors.items():
+        torch.testing.assert_close(tensor, whole_tensors[name], rtol=0, atol=1e-6)
+
+
 def test_every_staleness_has_its_metrics(tied_model: Path) -> None:
     config = make_config(str(tied_model), training={"groups_per_step": 4}, buffer={"max_staleness": 2})
     metrics = train(config, version=2)[0].metrics
