@@ -81,7 +81,8 @@ async def _run(job: Job, folder: RunFolder, progress: Progress, engine_module: s
     assert run is not None
     on_start(asyncio.get_running_loop(), run)
     progress.note(_plan(job, folder))
-    for remark in remarks(job.config.objective, job.config.training, job.config.lora.lora_dropout):
+    lora = job.config.lora
+    for remark in remarks(job.config.objective, job.config.training, lora.lora_dropout if lora.lora_r else 0.0):
         progress.note(f"  note: {remark}")
     async with _signals(progress) as signals, open_session(job, folder, progress, engine_module) as session:
         with progress.phase("publishing version 0 and proving it"):

@@ -64,23 +64,23 @@ class ObjectiveSection(Section):
     """Clip of the ratio current/proximal, below 1."""
     epsilon_high: ClipWidth | None = None
     """Clip above 1. Absent: epsilon."""
-    delta: PositiveFloat | None = None
+    delta: ClipWidth | None = None
     """Bound of the ratio where the advantage is negative, at least 1 + epsilon_high (INTELLECT-2). Absent: none."""
     dual_clip: Annotated[float, Field(gt=1.0)] | None = None
     """The same bound by its other name (c of dual clip, usually 3); it may lie within the clip. Absent: none."""
-    gate_cap: PositiveFloat | None = None
+    gate_cap: ClipWidth | None = None
     """Largest weight of the gate. Absent: 5 (cispo, aipo), 20 (dppo_tv, dppo_kl)."""
-    gate_threshold: PositiveFloat | None = None
+    gate_threshold: ClipWidth | None = None
     """Drift the gate tolerates. Absent: 0.15 (dppo_tv), 0.05 (dppo_kl), 0.04 (m2po), 0.4 (gmpo)."""
-    sapo_temperature_pos: PositiveFloat = 1.0
+    sapo_temperature_pos: ClipWidth = 1.0
     """Sharpness of SAPO's gate where the advantage is positive."""
-    sapo_temperature_neg: PositiveFloat = 1.05
+    sapo_temperature_neg: ClipWidth = 1.05
     """Sharpness of SAPO's gate elsewhere."""
-    vespo_k_pos: PositiveFloat = 2.0
+    vespo_k_pos: ClipWidth = 2.0
     """Power k of VESPO's weight W^k exp(λ(1 - W)) where the advantage is not negative."""
     vespo_lambda_pos: NonNegativeFloat = 3.0
     """Decay λ of VESPO's weight where the advantage is not negative."""
-    vespo_k_neg: PositiveFloat = 3.0
+    vespo_k_neg: ClipWidth = 3.0
     """Power k of VESPO's weight where the advantage is negative."""
     vespo_lambda_neg: NonNegativeFloat = 2.0
     """Decay λ of VESPO's weight where the advantage is negative."""
@@ -104,7 +104,7 @@ class ObjectiveSection(Section):
     """Upper bound. Absent: 2 (token, sequence), 5 (icepop), 1.002 (geometric), 0.01 (k3_mask: of a mean k3)."""
     importance_sampling_min: PositiveFloat | None = None
     """Lower bound. Absent: 0.5 (icepop), 0.998 (geometric), else none."""
-    importance_sampling_veto: Fraction | None = None
+    importance_sampling_veto: Annotated[float, Field(gt=0.0, lt=1.0)] | None = None
     """Leave out a sample if proximal/behaviour of any of its tokens is below it, for example 1e-4. Absent: never."""
     importance_sampling_normalise: bool = False
     """Divide the weights by their mean over the optimiser batch. Refused with gates that bend the weight:

@@ -143,6 +143,11 @@ def _check_correction(objective: ObjectiveSection) -> None:
             f"objective.importance_sampling_min={low:g} must be less than objective.importance_sampling_cap={cap:g}; "
             f"these are the bounds of objective.importance_sampling_correction={correction}, given or by default"
         )
+    if correction not in ("none", "k3_mask") and not low <= 1.0 <= cap:
+        raise ValueError(
+            f"objective.importance_sampling_min={low:g} and objective.importance_sampling_cap={cap:g} must have 1 "
+            "between them: it is the weight of a token whose policy has not changed"
+        )
 
 
 def _check_anchor(objective: ObjectiveSection) -> None:

@@ -37,7 +37,10 @@ def from_trl(arguments: Mapping[str, Any]) -> dict[str, Any]:
         _put(given, _CAP, _OLD_CAP, given.pop(_OLD_CAP))
     if "use_bias_correction_kl" in given:
         is_weighted = given.pop("use_bias_correction_kl")
-        _put(given, "kl_weight", "use_bias_correction_kl", "proximal" if is_weighted else "none")
+        if not isinstance(is_weighted, bool):
+            raise ConfigError(f"use_bias_correction_kl = {is_weighted!r}: expected true or false")
+        if given.get("beta"):  # without a penalty it has nothing to weigh, in TRL as here
+            _put(given, "kl_weight", "use_bias_correction_kl", "proximal" if is_weighted else "none")
     return given
 
 

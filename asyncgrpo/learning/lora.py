@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import warnings
 from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
@@ -37,7 +39,7 @@ def attach_lora(model: PreTrainedModel, section: LoraSection, seed: int) -> Peft
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="Model has `tie_word_embeddings=True`")  # refused below
             adapted = get_peft_model(model, config)
-    except ValueError as error:
+    except (ValueError, re.error) as error:
         raise ConfigError(f"lora.lora_target_modules={targets!r}: {error}") from error
     ends = (model.get_input_embeddings(), model.get_output_embeddings())
     if is_tied and any(isinstance(module, LoraLayer) for module in ends):
@@ -48,11 +50,17 @@ def attach_lora(model: PreTrainedModel, section: LoraSection, seed: int) -> Peft
     return adapted
 
 
-def set_lora_dropout(model: nn.Module, is_on: bool) -> None:
-    """Dropout before adapters is the only dropout there is, and only in optimiser updates."""
-    for module in model.modules():
-        if isinstance(module, LoraLayer):
-            module.lora_dropout.train(is_on)
+@contextmanager
+def lora_dropout(model: nn.Module) -> Iterator[None]:
+    """Turn dropout on. Dropout before adapters is the only dropout there is, and only in optimiser updates."""
+    adapters = [module for module in model.modules() if isinstance(module, LoraLayer)]
+    try:
+        for module in adapters:
+            module.lora_dropout.train(True)
+        yield
+    finally:
+        for module in adapters:
+            module.lora_dropout.train(False)
 
 
 @torch.no_grad()

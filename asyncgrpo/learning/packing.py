@@ -64,5 +64,5 @@ def fill(loads: Sequence[int] | np.ndarray, capacity: int) -> list[list[int]]:
         if np.bincount(bin_of_item, weights=loads[rest]).max() <= capacity:
             found = [rest[bin_of_item == index].tolist() for index in range(count)]
             return bins + [items for items in found if items]
-        count += 1
+        count += 1 + count // 32  # not one by one: thousands of items larger than half a bin would take seconds
     return bins

@@ -27,7 +27,7 @@ from transformers import PreTrainedModel
 
 from asyncgrpo.config import RunConfig
 from asyncgrpo.errors import LearnerError
-from asyncgrpo.learning.lora import set_lora_dropout
+from asyncgrpo.learning.lora import lora_dropout
 from asyncgrpo.learning.microbatch import MicroBatch
 from asyncgrpo.learning.model import LoadedModel
 from asyncgrpo.learning.objectives.anchor import interpolate
@@ -62,7 +62,7 @@ class Updates:
         self._accelerator = self._across_ranks() if world_size > 1 else None
         self._distributed = self._accelerator.prepare_model(self.policy) if self._accelerator else self.policy
         # Dropout is on in backward passes only: neither anchors nor statistics should have it.
-        self._is_noisy = config.lora.lora_dropout > 0
+        self._is_noisy = config.lora.lora_r > 0 and config.lora.lora_dropout > 0
 
     @property
     def learning_rate(self) -> float:
@@ -116,15 +116,14 @@ class Updates:
             with watch.part("statistics"):
                 statistics = self._statistics(minibatch, done)
         with watch.part("forward_backward"):
-            set_lora_dropout(self.policy, True)
             counts = Counts.zero(self._staleness_values, self._device)
-            for number, micro in enumerate(minibatch, start=1):
-                # Gradients are exchanged once, in the last backward pass; ranks may have different numbers of them.
-                is_last = number == len(minibatch)
-                with contextlib.nullcontext() if is_last else self._without_exchange():
-                    run = self._backward if micro.has_gradient else self._count
-                    counts.add(run(micro, done, statistics))
-            set_lora_dropout(self.policy, False)
+            with lora_dropout(self.policy):
+                for number, micro in enumerate(minibatch, start=1):
+                    # Gradients are exchanged once, in the last backward pass; ranks may have different numbers of them.
+                    is_last = number == len(minibatch)
+                    with contextlib.nullcontext() if is_last else self._without_exchange():
+                        run = self._backward if micro.has_gradient else self._count
+                        counts.add(run(micro, done, statistics))
         with watch.part("optimiser"):
             norm = float(clip_grad_norm_(self._parameters, self._config.training.max_grad_norm))
             self._check_finite(counts.total("loss"), norm, done)

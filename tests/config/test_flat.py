@@ -41,6 +41,7 @@ def other_value(key: str) -> object:
         "training.num_minibatches": 2,
         "learner.mode": "process",
         "objective.delta": 4.0,
+        "objective.importance_sampling_cap": 3.0,
         "objective.dual_clip": 3.0,
     }
     if key in special:
@@ -140,6 +141,7 @@ def test_values_as_trl_takes_them() -> None:
         ({"scale_rewards": "batch"}, {"scale_rewards": "batch"}),
         ({"scale_rewards": False}, {"scale_rewards": "none"}),
         ({"beta": 0.1, "use_bias_correction_kl": False}, {"beta": 0.1, "kl_weight": "none"}),
+        ({"use_bias_correction_kl": False}, {}),  # nothing to weigh
         ({"beta": 0.1, "use_bias_correction_kl": True}, {"beta": 0.1, "kl_weight": "proximal"}),
         ({"vllm_importance_sampling_correction": True}, {"importance_sampling_correction": "token_truncate"}),
         ({"vllm_importance_sampling_mode": "token_mask"}, {"importance_sampling_correction": "token_mask"}),
@@ -228,6 +230,7 @@ def test_only_given_arguments_count_as_set() -> None:
             {"vllm_importance_sampling_cap": 2.0, "vllm_importance_sampling_clip_max": 3.0},
             "vllm_importance_sampling_cap means vllm_importance_sampling_clip_max=2.0, but ",
         ),
+        ({"beta": 0.1, "use_bias_correction_kl": "no"}, "use_bias_correction_kl = 'no': expected true or false"),
         (
             {"beta": 0.1, "kl_weight": "behaviour", "use_bias_correction_kl": False},
             "use_bias_correction_kl means kl_weight='none', but kl_weight='behaviour' is given; leave one out",

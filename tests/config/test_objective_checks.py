@@ -200,6 +200,14 @@ def test_a_setting_without_effect(objective: dict[str, Any], message: str) -> No
             "group",
         ),
         (
+            {"importance_sampling_correction": "token_mask", "importance_sampling_cap": 0.9},
+            "objective.importance_sampling_min=0 and objective.importance_sampling_cap=0.9 must have 1 between them",
+        ),
+        (
+            {"importance_sampling_correction": "geometric_mask", "importance_sampling_min": 1.001},
+            "objective.importance_sampling_min=1.001 and objective.importance_sampling_cap=1.002 must have 1 between",
+        ),
+        (
             {"soft_punish_cache": 64, "scale_rewards": "mean"},
             "objective.soft_punish_cache=64 makes rewards negative, and objective.scale_rewards=mean (MaxRL) divides "
             "by their mean; leave one out",

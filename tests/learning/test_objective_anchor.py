@@ -41,3 +41,10 @@ def test_with_one_update_per_step_it_is_a_3pos_rule() -> None:
 
 def test_float32_stays_float32() -> None:
     assert interpolate(CURRENT.float(), BEHAVIOUR.float(), STALENESS, 1, 2).dtype == torch.float32
+
+
+def test_a_token_that_could_not_be_sampled_leaves_the_anchor_finite() -> None:
+    minus_inf_BT = torch.full((1, 3), -math.inf)
+    anchor_BT = interpolate(torch.full((1, 3), -1.0), minus_inf_BT, torch.tensor([[0, 1, 2]]), 1, 2)
+    assert torch.isfinite(anchor_BT).all()
+    assert anchor_BT[0].tolist() == sorted(anchor_BT[0].tolist())  # the staler, the nearer to current

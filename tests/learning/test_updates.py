@@ -11,6 +11,7 @@ import torch
 from learning_cases import GRADIENT_STEPS, make_config, random_groups, sequences, with_staleness
 
 from asyncgrpo.config import RunConfig, yaml_text
+from asyncgrpo.errors import LearnerError
 from asyncgrpo.learning.batching import make_batch, shards
 from asyncgrpo.learning.export import export_tensors
 from asyncgrpo.learning.learner import Learner
@@ -204,6 +205,23 @@ def test_metrics_and_weights_are_the_same_as_with_a_backward_pass_over_all(tied_
         assert value == pytest.approx(whole_metrics[name], rel=1e-4, abs=1e-6), name
     for name, tensor in tensors.items():
         torch.testing.assert_close(tensor, whole_tensors[name], rtol=0, atol=1e-6)
+
+
+def test_a_failed_update_leaves_dropout_off(tied_model: Path) -> None:
+    lora = {"lora_r": 4, "lora_dropout": 0.5}
+    learner = Learner(make_config(str(tied_model), training={"groups_per_step": 4}, lora=lora), "cpu")
+    batch = four_groups(learner.config)
+    batch.behaviour_logprobs[:] = np.nan
+    with pytest.raises(LearnerError, match="loss is nan"):
+        learner.train(shards(batch, learner.config, 1)[0])
+    modules = [module for module in learner._loaded.model.modules() if isinstance(module, torch.nn.Dropout)]
+    assert modules and not any(module.training for module in modules)
+
+
+def test_dropout_without_adapters_costs_nothing(tied_model: Path) -> None:
+    training = {"groups_per_step": 4, "num_minibatches": 2}
+    learner = Learner(make_config(str(tied_model), training=training, lora={"lora_dropout": 0.5}), "cpu")
+    assert count_forwards(learner, four_groups(learner.config))[0] == 2 + 1
 
 
 def test_every_staleness_has_its_metrics(tied_model: Path) -> None:

@@ -8,6 +8,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from asyncgrpo.learning.objectives.tokens import LEAST_LOG_PROBABILITY
+
 
 def interpolate(
     current_BT: Tensor, behaviour_BT: Tensor, staleness_BT: Tensor, updates_done: int, updates_per_step: int
@@ -24,4 +26,5 @@ def interpolate(
     before_BT = (staleness_BT * updates_per_step).to(current_BT.dtype)
     if updates_done == 0:
         return current_BT.detach().clone()
-    return torch.lerp(behaviour_BT.detach(), current_BT.detach(), before_BT / (before_BT + updates_done))
+    log_mu_BT = behaviour_BT.detach().clamp(min=LEAST_LOG_PROBABILITY)
+    return torch.lerp(log_mu_BT, current_BT.detach(), before_BT / (before_BT + updates_done))

@@ -24,14 +24,23 @@ class Statistics:
     """Mean correction weight of a trained token, rejected ones counting 0; the policy term is divided by it."""
 
 
+TIE = 1e-5
+"""Relative difference below which two entropies are one: samples of a prompt share that of their first tokens, and two
+passes differ by rounding."""
+
+
 def entropy_floor(entropy_N: Tensor, kept_fraction: float) -> float:
     """The quantile above which that fraction of tokens lies, in float32 as in TRL; -inf without tokens.
 
-    numpy's quantile: torch's refuses more than 2^24 values.
+    Ties at the quantile are all kept, and the floor lies below them by half of what counts as a tie. numpy's quantile:
+    torch's refuses more than 2^24 values.
     """
     if len(entropy_N) == 0:
         return -math.inf
-    return float(np.quantile(entropy_N.float().cpu().numpy(), 1.0 - kept_fraction))
+    sorted_N = np.sort(entropy_N.float().cpu().numpy())
+    floor = float(np.quantile(sorted_N, 1.0 - kept_fraction))
+    lowest_kept = float(sorted_N[np.searchsorted(sorted_N, floor * (1.0 - TIE))])
+    return min(floor, lowest_kept * (1.0 - TIE / 2.0))
 
 
 def mean_weight(weight_N: Tensor) -> float:
