@@ -19,7 +19,7 @@ from asyncgrpo.config.loading import LoadedConfig
 from asyncgrpo.config.render import render_config
 from asyncgrpo.errors import AsyncGRPOError
 from asyncgrpo.generation.server import VLLM_MODULE
-from asyncgrpo.learning.objectives.remarks import remarks
+from asyncgrpo.learning.objectives.remarks import remarks_on
 from asyncgrpo.observe.files import write_text
 from asyncgrpo.observe.logs import setup_logging
 from asyncgrpo.observe.progress import Progress
@@ -81,8 +81,7 @@ async def _run(job: Job, folder: RunFolder, progress: Progress, engine_module: s
     assert run is not None
     on_start(asyncio.get_running_loop(), run)
     progress.note(_plan(job, folder))
-    lora = job.config.lora
-    for remark in remarks(job.config.objective, job.config.training, lora.lora_dropout if lora.lora_r else 0.0):
+    for remark in remarks_on(job.config):
         progress.note(f"  note: {remark}")
     async with _signals(progress) as signals, open_session(job, folder, progress, engine_module) as session:
         with progress.phase("publishing version 0 and proving it"):

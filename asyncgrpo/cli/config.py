@@ -11,6 +11,7 @@ from asyncgrpo.config.loading import LoadedConfig, load_config
 from asyncgrpo.config.render import render_config
 from asyncgrpo.config.resolve import Machine, resolve
 from asyncgrpo.errors import ConfigError
+from asyncgrpo.learning.objectives.remarks import remarks_on
 
 
 def add(commands: Any) -> None:
@@ -19,7 +20,8 @@ def add(commands: Any) -> None:
         "config",
         help="print every setting, its value and where it comes from",
         description="Check CONFIG.yaml and print every setting as a run on this machine would use it, with its source, "
-        "as YAML that can be used again. Without a file: all settings with their defaults and what they mean.",
+        "as YAML that can be used again, with notes on the objective at the end. Without a file: all settings with "
+        "their defaults and what they mean.",
         usage="asyncgrpo config [CONFIG.yaml] [--section.field=value ...]",
         allow_abbrev=False,
     )
@@ -32,6 +34,9 @@ def run(arguments: argparse.Namespace, overrides: Sequence[str]) -> int:
     loaded = load_config(arguments.config, overrides)
     is_documentation = arguments.config is None
     print(render_config(loaded if is_documentation else _resolved(loaded), docs=is_documentation), end="")
+    if not is_documentation:
+        for remark in remarks_on(loaded.config):
+            print(f"# note: {remark}")
     return 0
 
 

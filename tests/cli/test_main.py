@@ -51,6 +51,7 @@ def test_config_prints_values_with_sources(tmp_path: Path, capsys: pytest.Captur
     lines = capsys.readouterr().out.splitlines()
     assert any(line.startswith("  max_steps: 5 ") and line.endswith(f"# {path}:1") for line in lines)
     assert any(line.startswith("  seed: 3 ") and line.endswith("# command line") for line in lines)
+    assert lines[-1].startswith("# note: with one optimiser update per step")
 
 
 def test_config_prints_what_auto_means_here(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

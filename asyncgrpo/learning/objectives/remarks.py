@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
+from asyncgrpo.config import RunConfig
 from asyncgrpo.config.objective import ObjectiveSection
 from asyncgrpo.config.objective_checks import PRODUCT_GATES
 from asyncgrpo.config.sections import TrainingSection
@@ -14,6 +15,11 @@ _FIELD_OF = {
     "level": "objective.importance_sampling_level",
     "correction": "objective.importance_sampling_correction",
 }
+
+
+def remarks_on(config: RunConfig) -> list[str]:
+    """`remarks` of a whole configuration."""
+    return remarks(config.objective, config.training, config.lora.lora_dropout if config.lora.lora_r else 0.0)
 
 
 def remarks(objective: ObjectiveSection, training: TrainingSection, lora_dropout: float = 0.0) -> list[str]:
