@@ -106,6 +106,9 @@ def test_never_over_stale_never_stuck_never_lost(staleness, per_step, steps, cap
     for _ in range(20_000):
         if core.version == steps:
             break
+        for group in core.over_stale_groups():
+            assert policy == "drop"
+            core.drop(group, "over_stale")
         moves = []
         if core.can_admit():
             moves.append("admit")
@@ -113,9 +116,6 @@ def test_never_over_stale_never_stuck_never_lost(staleness, per_step, steps, cap
             moves += ["finish", "fail"] if seed.random() < 0.1 else ["finish"]
         if unpublished:
             moves.append("publish")
-        for group in core.over_stale_groups():
-            assert policy == "drop"
-            core.drop(group, "over_stale")
         chosen = core.choose()
         if chosen is not None:
             moves.append("train")
