@@ -1,6 +1,5 @@
 """The flat class holds the same settings as the sections, each under exactly one name."""
 
-import dataclasses
 import re
 from pathlib import Path
 
@@ -177,9 +176,9 @@ def test_the_objective_as_trl_writes_it(arguments: dict[str, object], objective:
 
 
 def test_trl_is_known_completely() -> None:
-    """Each of its arguments is a setting, is translated, or is answered with advice."""
-    trl = pytest.importorskip("trl")
-    names = {field.name for field in dataclasses.fields(trl.GRPOConfig)}
+    """Each argument of TRL 1.16's GRPOConfig is a setting, is translated, or is answered with advice."""
+    names = set((Path(__file__).parent / "trl_1_16_arguments.txt").read_text().split())
+    assert "num_generations" in names
     assert names - set(DOTTED) - set(ELSEWHERE) == set()
 
 
