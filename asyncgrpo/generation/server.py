@@ -30,6 +30,9 @@ from asyncgrpo.observe.logs import log_tail
 SERVED_MODEL_NAME = "policy"
 VLLM_MODULE = "vllm.entrypoints.launchers.api_server.entry"
 """Started as a module: the console script fails in builds whose distribution is not called `vllm`."""
+CPU_BLOCK_SIZE = 32
+"""Tokens per block of the KV cache, the least that vLLM computes well on CPUs. Its own default there, 128, keeps a
+group's samples from sharing any prompt that is shorter: each would compute it again."""
 LOOK_SECONDS = 5.0
 """How often we look which processes an engine has."""
 
@@ -110,6 +113,8 @@ def vllm_arguments(
     if device.startswith("cuda"):
         arguments["--gpu-memory-utilization"] = engines.gpu_memory_utilization
         arguments["--tensor-parallel-size"] = len(gpus_of(device))
+    else:
+        arguments["--block-size"] = CPU_BLOCK_SIZE
     if engines.enforce_eager:
         flags.append("--enforce-eager")
     if config.model.trust_remote_code:

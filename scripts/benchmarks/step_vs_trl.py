@@ -17,7 +17,9 @@ with AdamW at the same learning rate. TRL runs once per --settings:
                TRL raises NotImplementedError for a CPU
 
 step_ratio is TRL's seconds / ours for the faster of `float32` and `defaults`, step_ratio_vllm for `vllm`; above 1 we
-are faster. A step lasts from the end of the previous one; the first --skip steps are left out, the rest gives medians.
+are faster. A step lasts from the end of the previous one; the first --skip steps are left out, and
+the last one, in which nothing more is generated for us. The rest gives means: what a run of many steps takes. (Medians
+would hide the steps that wait, if most do not.)
 The last line is one JSON object.
 """
 
@@ -80,8 +82,8 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     if arguments.quick:
         arguments.steps = 6
     arguments.settings = arguments.settings or list(SETTINGS[:1] if arguments.quick else SETTINGS)
-    if arguments.skip >= arguments.steps:
-        parser.error(f"--skip {arguments.skip} leaves none of {arguments.steps} steps")
+    if arguments.skip >= arguments.steps - 1:
+        parser.error(f"--skip {arguments.skip} and the last one leave none of {arguments.steps} steps")
     return arguments
 
 
@@ -121,11 +123,11 @@ def trl_steps(overrides: Sequence[str], setting: str, arguments: argparse.Namesp
 
 
 def compare(ours: Sequence[Record], theirs: Mapping[str, Sequence[Record]], skip: int) -> Figures:
-    """Medians of both sides after the first `skip` steps, and their ratios."""
-    counted = ours[skip:]
+    """Means of both sides between the first `skip` steps and the last, and their ratios."""
+    counted = ours[skip:-1]
     learner = sorted({name for record in counted for name in record if name.startswith("learner_seconds/")})
-    mine = medians(counted, (*OURS, *learner))
-    trl = {setting: medians(steps[skip:], tuple(steps[0])) for setting, steps in theirs.items()}
+    mine = means(counted, (*OURS, *learner))
+    trl = {setting: means(steps[skip:-1], tuple(steps[0])) for setting, steps in theirs.items()}
     ratios = {setting: ratio(each["step_seconds"], mine["step_seconds"]) for setting, each in trl.items()}
     by_transformers = [ratios[setting] for setting in trl if setting != "vllm"]
     return {
@@ -138,8 +140,8 @@ def compare(ours: Sequence[Record], theirs: Mapping[str, Sequence[Record]], skip
     }
 
 
-def medians(records: Sequence[Record], names: Sequence[str]) -> dict[str, float]:
-    return {name: statistics.median(record[name] for record in records) for name in names}
+def means(records: Sequence[Record], names: Sequence[str]) -> dict[str, float]:
+    return {name: statistics.fmean(record[name] for record in records) for name in names}
 
 
 def speed(side: Mapping[str, float]) -> float:
@@ -151,7 +153,7 @@ def print_steps(figures: Figures) -> None:
     sides = {"ours": figures["asyncgrpo"], **{f"TRL {name}": side for name, side in figures["trl"].items()}}
     for title, side in sides.items():
         rows = [[name, value if isinstance(value, str) else f"{value:.2f}"] for name, value in side.items()]
-        print_table(f"{title}: medians of {figures['steps_counted']} steps", ["", title], rows)
+        print_table(f"{title}: means of {figures['steps_counted']} steps", ["", title], rows)
     for setting in figures["trl"]:
         print(f"TRL's step ({setting}) takes {figures[f'step_ratio_{setting}']:.2f} times as long as ours")
 

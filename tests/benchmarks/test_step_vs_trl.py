@@ -29,12 +29,12 @@ def trl(seconds):
     return {"step_seconds": seconds, "generation_seconds": seconds / 2, "tokens_trained": 80}
 
 
-def test_first_steps_do_not_count_and_trls_faster_setting_is_the_headline(capsys):
-    ours = [record(99.0), record(2.0), record(4.0), record(3.0)]
+def test_neither_the_first_steps_nor_the_last_count_and_trls_faster_setting_is_the_headline(capsys):
+    ours = [record(99.0), record(2.0), record(4.0), record(3.0), record(0.1)]
     theirs = {
-        "float32": [trl(50.0), trl(12.0), trl(9.0), trl(6.0)],
-        "defaults": [trl(50.0)] + [trl(15.0)] * 3,
-        "vllm": [trl(50.0)] + [trl(2.0)] * 3,
+        "float32": [trl(50.0), trl(12.0), trl(9.0), trl(6.0), trl(99.0)],
+        "defaults": [trl(50.0)] + [trl(15.0)] * 3 + [trl(0.1)],
+        "vllm": [trl(50.0)] + [trl(2.0)] * 3 + [trl(0.1)],
     }
     figures = compare(ours, theirs, skip=1)
     assert figures["step_ratio"] == 3.0
@@ -67,5 +67,5 @@ def test_assets_may_lie_elsewhere(tmp_path):
 
 def test_some_step_must_count(capsys):
     with pytest.raises(SystemExit):
-        parse(["--steps", "3", "--skip", "3"])
-    assert "--skip 3 leaves none of 3 steps" in capsys.readouterr().err
+        parse(["--steps", "4", "--skip", "3"])
+    assert "--skip 3 and the last one leave none of 4 steps" in capsys.readouterr().err

@@ -62,6 +62,7 @@ def test_the_command_line_makes_log_probabilities_the_learners() -> None:
         "--logprobs-mode": "processed_logprobs",
         "--generation-config": "vllm",
         "--api-server-count": "1",
+        "--block-size": "32",
     }
     assert flags == ["--enable-scale-out", "--disable-uvicorn-access-log"]
 
@@ -72,6 +73,10 @@ def test_limits_and_further_arguments_are_passed_on() -> None:
     assert (options["--max-model-len"], options["--max-num-seqs"], options["--swap-space"]) == ("512", "32", "1")
     assert {"--enforce-eager", "--trust-remote-code"} <= set(flags)
     assert "--gpu-memory-utilization" not in options
+
+
+def test_the_users_block_size_comes_last_and_so_wins() -> None:
+    assert arguments(configured(engines={"extra_args": ["--block-size", "64"]}))[0]["--block-size"] == "64"
 
 
 def test_a_float32_head_is_asked_for_where_the_learner_has_one() -> None:
@@ -85,6 +90,7 @@ def test_gpus_of_one_engine_are_tensor_parallel() -> None:
     config = configured(engines={"gpu_memory_utilization": 0.5})
     options, _ = arguments(config, "cuda:2,3")
     assert (options["--tensor-parallel-size"], options["--gpu-memory-utilization"]) == ("2", "0.5")
+    assert "--block-size" not in options  # vLLM's own is small enough
     environment = vllm_environment(config, "cuda:2,3", {})
     assert environment["CUDA_VISIBLE_DEVICES"] == "2,3"
     assert "VLLM_CPU_OMP_THREADS_BIND" not in environment
