@@ -20,6 +20,7 @@ from asyncgrpo.config.sections import (
     LoraSection,
     ModelSection,
     ObserveSection,
+    ReplaySection,
     RewardSection,
     RunSection,
     TrainingSection,
@@ -39,6 +40,7 @@ class RunConfig(Section):
     generation: GenerationSection = GenerationSection()
     engines: EnginesSection = EnginesSection()
     buffer: BufferSection = BufferSection()
+    replay: ReplaySection = ReplaySection()
     objective: ObjectiveSection = ObjectiveSection()
     training: TrainingSection = TrainingSection()
     learner: LearnerSection = LearnerSection()
@@ -50,9 +52,19 @@ class RunConfig(Section):
         return self.training.groups_per_step * self.generation.num_generations
 
     @property
+    def replayed_groups(self) -> int:
+        """Most groups of a step that were trained before."""
+        return round(self.replay.replay_fraction * self.training.groups_per_step)
+
+    @property
+    def fresh_groups(self) -> int:
+        """P: groups of a step that have never been trained."""
+        return self.training.groups_per_step - self.replayed_groups
+
+    @property
     def slots(self) -> int:
         """Most groups between admission and the publish of the version that consumed them."""
-        return (self.buffer.max_staleness + 1) * self.training.groups_per_step
+        return (self.buffer.max_staleness + 1) * self.fresh_groups
 
     @model_validator(mode="after")
     def _devices_can_be_used(self) -> Self:
@@ -121,10 +133,32 @@ class RunConfig(Section):
     @model_validator(mode="after")
     def _buffer_holds_a_step(self) -> Self:
         cap = self.buffer.max_unfinished_groups
-        if cap is not None and cap < self.training.groups_per_step:
+        if cap is not None and cap < self.fresh_groups:
             raise ValueError(
-                f"buffer.max_unfinished_groups={cap} cannot hold one step of "
-                f"training.groups_per_step={self.training.groups_per_step} groups; raise it, or lower groups_per_step"
+                f"buffer.max_unfinished_groups={cap} cannot hold one step of {self.fresh_groups} fresh groups "
+                "(training.groups_per_step less what is replayed); raise it, or lower groups_per_step"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _publishes_are_frequent_enough(self) -> Self:
+        interval, staleness = self.weights.publish_interval, self.buffer.max_staleness
+        if staleness < interval - 1:
+            raise ValueError(
+                f"weights.publish_interval={interval} lets tokens grow {interval - 1} versions stale before an engine "
+                f"gets new weights, but buffer.max_staleness={staleness}; raise it to {interval - 1}, or publish more "
+                "often"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _replay_leaves_fresh_groups(self) -> Self:
+        fraction, per_step = self.replay.replay_fraction, self.training.groups_per_step
+        if fraction and not 0 < self.replayed_groups < per_step:
+            raise ValueError(
+                f"replay.replay_fraction={fraction:g} of training.groups_per_step={per_step} is "
+                f"{self.replayed_groups} groups; at least one must be replayed, and one fresh: choose a fraction "
+                f"from {1 / per_step:.2g} to {1 - 1 / per_step:.2g}, or 0 for no replay"
             )
         return self
 

@@ -103,6 +103,14 @@ class GenerationSection(Section):
     """Seconds one completion may take."""
     max_attempts: PositiveInt = 3
     """Tries per completion while an engine is unavailable."""
+    group_timeout: Seconds = 900.0
+    """Seconds a group may take from its first request to its last completion; then it has failed."""
+    num_extra_generations: Annotated[int, Field(ge=0, le=4096)] = 0
+    """Samples asked for beyond num_generations; once enough have finished, the rest are cut. Favours short ones."""
+    drop_sample: bool = False
+    """A sample that fails is left out, as long as 2 of its group are there. Otherwise its whole group is dropped."""
+    max_prompt_failures: PositiveInt = 3
+    """Groups of one prompt that may fail or be reissued until it is quarantined: named, counted, never tried again."""
     max_failed_groups: PositiveInt = 8
     """Groups that may fail one after the other, by engines or by rewards, before the run ends; fewer are dropped."""
 
@@ -126,6 +134,12 @@ class EnginesSection(Section):
     """Memory for the KV cache of an engine on CPU, GiB."""
     enforce_eager: bool = False
     """Skip compilation: starts faster, generates slower."""
+    max_concurrent_requests: PositiveInt | Literal["adaptive", "unlimited"] = "adaptive"
+    """Most open requests of one engine. `adaptive`: few enough that its KV cache does not overflow, no fewer."""
+    health_interval: Seconds = 2.0
+    """Seconds between two looks at an engine: is it well, how long is its queue, how full its KV cache."""
+    max_restarts: NonNegativeInt = 5
+    """Times a managed engine is started anew after it ended or hung; then the run goes on without it."""
     extra_args: tuple[str, ...] = ()
     """Further arguments of the vLLM server, word by word."""
     startup_timeout: Seconds = 600.0
@@ -141,10 +155,35 @@ class BufferSection(Section):
     """S: most versions by which a trained token may trail the learner. 0 is synchronous training."""
     max_unfinished_groups: PositiveInt | None = None
     """W: most groups in flight or waiting in the buffer. Lowers mean staleness. Absent: (S + 1) x groups_per_step."""
-    over_stale: Literal["wait", "drop"] = "wait"
-    """A group about to exceed S: the step waits for it (`wait`), or it is dropped and replaced (`drop`)."""
+    over_stale: Literal["wait", "drop", "drop_reissue", "mask"] = "wait"
+    """A group about to exceed S: the step waits for it (`wait`); it is dropped and replaced, by another prompt (`drop`)
+    or by the same one (`drop_reissue`); or its over-stale tokens are left out of the loss (`mask`)."""
+    filter_uniform_groups: bool = False
+    """Drop groups in which all rewards are equal, and generate others in their place (dynamic sampling)."""
+    refill_budget: NonNegativeFloat = 2.0
+    """Most uniform groups dropped per step, in multiples of groups_per_step; those beyond are trained."""
     stall_timeout: Seconds = 1800.0
     """Seconds a step may wait for groups before the run ends with an error."""
+
+
+class ReplaySection(Section):
+    replay_fraction: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.0
+    """Share of a step's groups that were trained before. 0: no replay."""
+    replay_capacity: PositiveInt = 256
+    """Most groups kept for replay; beyond, the oldest go."""
+    replay_max_age: PositiveInt = 8
+    """Most versions between the step and a replayed group's oldest token."""
+    replay_max_uses: Annotated[int, Field(ge=2)] = 4
+    """Steps that may train a group, the first included."""
+    replay_sampling: Literal["recency", "uniform", "advantage", "reward_variance"] = "uniform"
+    """Which groups come again: the newest, any, those of large |advantage|, or of much variance in reward."""
+    replay_exponent: NonNegativeFloat = 0.5
+    """Power of the priority that `advantage` and `reward_variance` draw by; 0 is uniform."""
+    replay_correction: Fraction = 1.0
+    """How much of the bias of drawing by priority the samples' weights take away; 1 is all of it."""
+    replay_advantages: Literal["frozen", "importance_baseline", "pooled"] = "frozen"
+    """Of a replayed group: as they were (`frozen`), its baseline weighted by what the policy has become
+    (`importance_baseline`), or anew together with fresh samples of the same prompt (`pooled`)."""
 
 
 class TrainingSection(Section):
@@ -202,6 +241,11 @@ class WeightsSection(Section):
     """How weights reach engines: by a file in memory on one host, or by `nccl` between GPUs (never run so far)."""
     shared_memory_dir: str = "/dev/shm"
     """Where snapshots lie; must be visible to the engines."""
+    in_flight: Literal["keep", "abort_resume", "finish"] = "keep"
+    """Completions under way when a version is published: go on, KV cache computed anew (`keep`); are cut and go on as
+    new requests (`abort_resume`); or end on the old weights while the publish waits (`finish`)."""
+    publish_interval: PositiveInt = 1
+    """Publish every so many steps; more than 1 needs buffer.max_staleness of at least one less."""
     publish_timeout: Seconds = 300.0
     """Seconds a publish to one engine may take."""
     publish_concurrency: PositiveInt = 1
