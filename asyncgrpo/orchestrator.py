@@ -53,8 +53,8 @@ class Orchestrator:
         self.buffer = RolloutBuffer(
             StalenessContract(
                 max_staleness=config.buffer.max_staleness,
-                groups_per_step=config.training.groups_per_step,
-                total_groups=session.job.total_steps * config.training.groups_per_step,
+                groups_per_step=config.fresh_groups,
+                total_groups=session.job.total_steps * config.fresh_groups,
                 max_unfinished_groups=config.buffer.max_unfinished_groups,
                 over_stale=config.buffer.over_stale,
             )
@@ -75,7 +75,7 @@ class Orchestrator:
         await run_until(self._steps(), self._admissions(), self.session.learner.watch(), *services)
         await self.buffer.drain()
         self._count_drops()
-        if self.config.observe.save_rollouts and (left := self.buffer.collect_dropped()):
+        if self.config.observe.save_rollouts and (left := self.buffer.collect_untrained()):
             await asyncio.to_thread(self.session.recorder.write_untrained, left)
 
     async def _admissions(self) -> None:
@@ -203,12 +203,12 @@ class Orchestrator:
         self.session.metrics.observe_step(record)
         self._warn_of_mismatch(record)
         self._count_drops()
-        dropped = self.buffer.collect_dropped()
+        untrained = self.buffer.collect_untrained()
 
         def write() -> None:
             self.session.recorder.append_step(record)
             if self.config.observe.save_rollouts:
-                self.session.recorder.write_rollouts(step, version, groups, batch.advantages, dropped)
+                self.session.recorder.write_rollouts(step, version, groups, batch.advantages, untrained)
 
         await asyncio.to_thread(write)
         self.session.progress.step(record)

@@ -77,6 +77,10 @@ class Sample:
     def oldest_version(self) -> int:
         return min(self.completion.versions)
 
+    @property
+    def newest_version(self) -> int:
+        return max(self.completion.versions)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Group:
@@ -96,6 +100,10 @@ class Group:
     def oldest_version(self) -> int:
         """Version of its oldest token: what its staleness counts from."""
         return min(sample.oldest_version for sample in self.samples)
+
+    @property
+    def newest_version(self) -> int:
+        return max(sample.newest_version for sample in self.samples)
 
     @property
     def is_uniform(self) -> bool:
