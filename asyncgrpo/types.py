@@ -14,6 +14,7 @@ from typing import Any, Literal
 import numpy as np
 
 FinishReason = Literal["stop", "length"]
+Fate = Literal["trained", "dropped", "reissued"]
 Message = Mapping[str, Any]
 PromptText = str | Sequence[Message]
 
@@ -113,6 +114,39 @@ class Group:
         `soft_punish_cache` in length.
         """
         return len({sample.reward for sample in self.samples if not math.isnan(sample.reward)}) < 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LedgerEntry:
+    """What became of one group: one admission of one prompt."""
+
+    group_id: int
+    prompt_id: str
+    attempt: int
+    """How often the prompt was reissued before."""
+    fate: Fate
+    reason: str
+    """Why it was dropped or reissued: `stale`, `uniform`, `failed`, `run_ended`, …; empty if trained."""
+    start_version: int
+    """Version the engines served at admission."""
+    version: int
+    """The learner's when the group met its fate; of a trained one, the version that trained it."""
+    samples: int = 0
+    """That finished and were scored; 0 if the group did not get so far."""
+    tokens: int = 0
+    """Of all its samples."""
+    tokens_max: int = 0
+    """Of its longest sample."""
+    reward_mean: float | None = None
+    """Over its scored samples; None without any."""
+    seconds: float = 0.0
+    """From admission to the end of scoring."""
+    cut_samples: int = 0
+    """Cancelled because enough others had finished."""
+    failed_samples: int = 0
+    """Left out, or what its group failed by."""
+    uses: int = 0
+    """Steps that trained it, replays included."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -61,6 +61,11 @@ class RunFolder:
         return self.path / "metrics.jsonl"
 
     @property
+    def ledger_file(self) -> Path:
+        """One line of JSON per group: its fate."""
+        return self.path / "ledger.jsonl"
+
+    @property
     def rollouts_dir(self) -> Path:
         """One Parquet file per step, one row per sample."""
         return self.path / "rollouts"
