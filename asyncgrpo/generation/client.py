@@ -18,7 +18,7 @@ import msgspec
 
 from asyncgrpo.config import RunConfig
 from asyncgrpo.errors import EngineError, EngineRejected, EngineUnavailable
-from asyncgrpo.generation.response import excerpt, parse_completion, server_text
+from asyncgrpo.generation.response import Request, excerpt, parse_completion, server_text
 from asyncgrpo.types import Completion
 
 GENERATE = "/inference/v1/generate"
@@ -74,7 +74,7 @@ class EngineClient:
     ) -> Completion:
         """Sample one completion of `token_ids`. Limits and temperature default to the configuration's.
 
-        request_id: never used before. Raises as the module says; an aborted completion is EngineUnavailable.
+        request_id: never used before. Raises as the module says; an aborted completion is Aborted, an EngineUnavailable.
         """
         max_tokens = self._generation.max_completion_length if max_tokens is None else max_tokens
         body = {
@@ -83,7 +83,14 @@ class EngineClient:
             "sampling_params": self._sampling_params(max_tokens, temperature),
             "stream": False,
         }
-        timeout, started_at = self._generation.request_timeout, time.monotonic()
+        timeout = self._generation.request_timeout
+        request = Request(
+            engine=self.name,
+            incarnation=self._incarnation,
+            max_tokens=max_tokens,
+            vocab_size=self._vocab_size,
+            started_at=time.monotonic(),
+        )
         self.open_requests += 1
         try:
             answer = await self._send(
@@ -91,15 +98,7 @@ class EngineClient:
             )
         finally:
             self.open_requests -= 1
-        return parse_completion(
-            answer,
-            engine=self.name,
-            incarnation=self._incarnation,
-            max_tokens=max_tokens,
-            vocab_size=self._vocab_size,
-            started_at=started_at,
-            finished_at=time.monotonic(),
-        )
+        return parse_completion(answer, request, time.monotonic())
 
     def _sampling_params(self, max_tokens: int, temperature: float | None) -> dict[str, Any]:
         # All that changes the distribution is said: what is left out would come from the server's own defaults.

@@ -2,10 +2,11 @@ import json
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 
 from asyncgrpo.errors import EngineError, EngineRejected, EngineUnavailable
-from asyncgrpo.generation.response import parse_completion, server_text
+from asyncgrpo.generation.response import Aborted, Request, parse_completion, server_text
 from asyncgrpo.types import Completion
 
 
@@ -37,11 +38,9 @@ def good() -> dict[str, Any]:
 
 
 def parse(answer: dict[str, Any] | bytes, **changes: Any) -> Completion:
-    settings: dict[str, Any] = dict(
-        engine="e0", incarnation="1", max_tokens=8, vocab_size=16, started_at=1.0, finished_at=3.5
-    )
+    settings: dict[str, Any] = dict(engine="e0", incarnation="1", max_tokens=8, vocab_size=16, started_at=1.0)
     body = answer if isinstance(answer, bytes) else json.dumps(answer).encode()
-    return parse_completion(body, **{**settings, **changes})
+    return parse_completion(body, Request(**{**settings, **changes}), finished_at=3.5)
 
 
 def test_a_good_answer_is_read_token_by_token() -> None:
@@ -59,7 +58,7 @@ def test_a_good_answer_is_read_token_by_token() -> None:
 def test_rounding_above_zero_is_kept_as_it_is() -> None:
     answer = good()
     answer["choices"][0]["logprobs"]["content"][0]["logprob"] = 2e-7
-    assert parse(answer).behaviour_logprobs[0] == 2e-7
+    assert parse(answer).behaviour_logprobs[0] == np.float32(2e-7)
 
 
 Change = Callable[[dict[str, Any]], Any]
