@@ -41,6 +41,11 @@ def parse_load(text: str) -> EngineLoad:
     )
 
 
+def generated_tokens(text: str) -> int:
+    """That counter alone, of an engine that may lack the others. Raises ValueError without it."""
+    return int(sum(_series(text, METRICS["generated_tokens"])))
+
+
 def _series(text: str, metric: str) -> list[float]:
     values = [
         float(line.rsplit(maxsplit=1)[1])

@@ -97,7 +97,7 @@ class Request:
     started_at: float
 
 
-def parse_completion(body: bytes, request: Request, finished_at: float) -> Completion:
+def parse_completion(body: bytes | memoryview, request: Request, finished_at: float) -> Completion:
     """Body of a 200 answer of `/inference/v1/generate` (one choice, `logprobs: 0`) to a Completion.
 
     Raises EngineError naming what is wrong with the answer, Aborted when the engine cut the request short.
@@ -137,10 +137,11 @@ def _tokens(choice: _Choice, request: Request) -> Partial:
     )
 
 
-def _only_choice(body: bytes) -> _Choice:
+def _only_choice(body: bytes | memoryview) -> _Choice:
     try:
         response = _decoder.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        body = bytes(body)
         if _is_json_but_for_nan(body):
             raise _Invalid("a number that is NaN or Infinity: its model computes no valid distribution") from None
         raise _Invalid(f"something unreadable ({error}): {excerpt(body)}") from None

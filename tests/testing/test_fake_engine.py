@@ -6,7 +6,6 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-import aiohttp
 import pytest
 from safetensors.torch import load_file, save_file
 
@@ -14,6 +13,7 @@ from asyncgrpo.config import RunConfig
 from asyncgrpo.errors import EngineRejected, EngineUnavailable
 from asyncgrpo.generation.client import EngineClient
 from asyncgrpo.testing.contract import INCARNATION, perturbed_weights, publish
+from asyncgrpo.testing.contract_tools import until
 from asyncgrpo.testing.fake_engine import FakeEngine
 from asyncgrpo.testing.faults import GENERATE, UPDATE, Fault, FaultPlan
 
@@ -76,17 +76,23 @@ async def test_requests_advance_together(tiny_model: Path) -> None:
 
 
 async def test_more_requests_than_places_wait(tiny_model: Path) -> None:
-    async with started(tiny_model, script=lambda *_: [7] * 4, max_num_seqs=2) as (engine, client):
-        await client.pause()
+    settings: dict[str, Any] = dict(script=lambda *_: [7] * 10, token_seconds=0.02, max_num_seqs=2)
+    async with started(tiny_model, **settings) as (engine, client):
         tasks = [asyncio.create_task(client.generate(PROMPT, str(i))) for i in range(5)]
-        while len(engine.core.requests) < 5:  # noqa: ASYNC110
-            await asyncio.sleep(0.01)
-        async with aiohttp.ClientSession() as session, session.get(engine.url + "/metrics") as response:
-            metrics = await response.text()
-        values = {line.split("{")[0]: line.split()[-1] for line in metrics.splitlines() if line.startswith("vllm:num")}
-        assert values == {"vllm:num_requests_running": "2.0", "vllm:num_requests_waiting": "3.0"}
-        await client.resume()
+        load = await until(client, lambda load: load.running + load.waiting == 5)
+        assert (load.running, load.waiting, load.preemptions) == (2, 3, 0)
         assert len(await asyncio.gather(*tasks)) == 5
+        assert engine.core.kv_usage == 0.0
+
+
+async def test_a_full_cache_preempts_the_youngest_and_loses_no_token(tiny_model: Path) -> None:
+    """Two requests of 3 + 40 tokens need 3 blocks of 16 each in the end; there are 4."""
+    async with started(tiny_model, script=lambda *_: range(100, 140), kv_blocks=4) as (engine, client):
+        completions = await asyncio.gather(*(client.generate((5, 6, 7), str(i), max_tokens=40) for i in range(2)))
+        load = await client.load()
+    assert engine.core.preemptions == load.preemptions == 1
+    for completion in completions:
+        assert completion.token_ids.tolist() == list(range(100, 140))
 
 
 async def test_an_id_in_flight_is_refused(tiny_model: Path) -> None:
