@@ -21,6 +21,7 @@ import asyncio
 import logging
 import time
 from collections import Counter
+from collections.abc import Sequence
 
 from asyncgrpo.buffer.buffer import RolloutBuffer
 from asyncgrpo.buffer.contract import StalenessContract
@@ -86,12 +87,13 @@ class Orchestrator:
                 self.session.generation_time.enter("busy")
                 self.session.metrics.groups_admitted.inc()
                 rollouts.create_task(self._rollout(group_id, start_version), name=f"rollout {group_id}")
+                await asyncio.sleep(0)  # a publish frees many slots at once: others shall run in between
 
     async def _rollout(self, group_id: int, start_version: int) -> None:
         """One prompt to a scored group in the buffer; or dropped, if its samples or rewards cannot be had."""
         prompt, admitted_at = self.session.job.prompts.next(), time.monotonic()
         try:
-            completions = await generate_group(prompt, group_id, self.session.pool, self.config)
+            completions = (await generate_group(prompt, group_id, self.session.pool, self.config)).completions
             self._failures_in_a_row["failed"] = 0
             samples = await self._score(prompt, completions)
             self._failures_in_a_row["reward"] = 0
@@ -110,7 +112,7 @@ class Orchestrator:
         if self.buffer.contract.in_flight == 0:
             self.session.generation_time.enter("idle")
 
-    async def _score(self, prompt: Prompt, completions: list[Completion]) -> list[Sample]:
+    async def _score(self, prompt: Prompt, completions: Sequence[Completion]) -> list[Sample]:
         job = self.session.job
         texts = [job.tokenizer.decode(completion.token_ids, skip_special_tokens=True) for completion in completions]
         return await score_group(job.rewards, prompt, completions, texts)

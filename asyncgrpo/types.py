@@ -38,14 +38,18 @@ class Prompt:
         return not isinstance(self.prompt, str)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Completion:
-    """What one engine sampled for one prompt. The three sequences have one entry per token."""
+    """What one engine sampled for one prompt: T tokens.
 
-    token_ids: tuple[int, ...]
-    behaviour_logprobs: tuple[float, ...]
+    Any sequences may be given; they are kept as read-only arrays. Equal if every field is, element by element; not
+    hashable.
+    """
+
+    token_ids: np.ndarray  # [T] int32
+    behaviour_logprobs: np.ndarray  # [T] float32
     """Natural log, of the distribution that was sampled from (temperature applied)."""
-    versions: tuple[int, ...]
+    versions: np.ndarray  # [T] int32
     """Policy version that sampled each token."""
     finish_reason: FinishReason
     engine: str
@@ -54,12 +58,35 @@ class Completion:
     """Seconds of the orchestrator's monotonic clock, around the request."""
 
     def __post_init__(self) -> None:
+        for name, dtype in _COMPLETION_DTYPES:
+            values = np.asarray(getattr(self, name), dtype=dtype)
+            values.flags.writeable = False
+            object.__setattr__(self, name, values)
         n = len(self.token_ids)
         if not n == len(self.behaviour_logprobs) == len(self.versions):
             raise ValueError(
                 f"completion has {n} tokens, {len(self.behaviour_logprobs)} log-probabilities "
                 f"and {len(self.versions)} versions"
             )
+
+    def __len__(self) -> int:
+        return len(self.token_ids)
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Completion):
+            return NotImplemented
+        return (
+            (self.finish_reason, self.engine, self.started_at, self.finished_at)
+            == (other.finish_reason, other.engine, other.started_at, other.finished_at)
+            and np.array_equal(self.token_ids, other.token_ids)
+            and np.array_equal(self.behaviour_logprobs, other.behaviour_logprobs)
+            and np.array_equal(self.versions, other.versions)
+        )
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+_COMPLETION_DTYPES = (("token_ids", np.int32), ("behaviour_logprobs", np.float32), ("versions", np.int32))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,7 +102,7 @@ class Sample:
 
     @property
     def oldest_version(self) -> int:
-        return min(self.completion.versions)
+        return int(self.completion.versions.min())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

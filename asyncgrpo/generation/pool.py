@@ -6,13 +6,17 @@ return to 0 when the leases end, however they end.
 
 from __future__ import annotations
 
+import itertools
 import secrets
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Collection, Coroutine, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from typing import Any, TypeVar
 
-from asyncgrpo.errors import EngineUnavailable
+from asyncgrpo.errors import EngineError, EngineUnavailable
 from asyncgrpo.generation.client import EngineClient
+
+T = TypeVar("T")
 
 
 @dataclass(slots=True)
@@ -51,6 +55,10 @@ class Lease:
     def end(self) -> None:
         self.give_back(self._left)
 
+    async def run(self, request: Coroutine[Any, Any, T]) -> T:
+        """Its result."""
+        return await request
+
 
 class EnginePool:
     """All engines of a run. run_id: first part of every request id, so that ids differ from those of another start."""
@@ -61,6 +69,7 @@ class EnginePool:
         if len(self._seats) != len(clients):
             raise ValueError(f"engine names repeat: {[client.name for client in clients]}")
         self._picks = 0
+        self._numbers = itertools.count()
 
     @property
     def clients(self) -> list[EngineClient]:
@@ -73,10 +82,18 @@ class EnginePool:
         """
         return self._pick().client
 
-    @contextmanager
-    def lease(self, cost: int) -> Iterator[Lease]:
-        """Pick an engine and keep it for a block. cost: most tokens that the block can make it sample."""
-        lease = Lease(self._pick(), cost)
+    def request_id(self, group_id: int, sample: int) -> str:
+        """Never given before."""
+        return f"{self.run_id}-{group_id}-{sample}-{next(self._numbers)}"
+
+    def report(self, engine: str, error: EngineError | None) -> None:
+        """How a generate request of this engine ended."""
+
+    @asynccontextmanager
+    async def lease(self, cost: int, avoid: Collection[str] = ()) -> AsyncIterator[Lease]:
+        """Pick an engine and keep it for a block. cost: most tokens that the block can make it sample. avoid: engines
+        that are picked only if there is no other."""
+        lease = Lease(self._pick(avoid), cost)
         try:
             yield lease
         finally:
@@ -106,8 +123,10 @@ class EnginePool:
         """Oldest version among the engines that take new groups. Raises EngineUnavailable when there is none."""
         return min(seat.served for seat in self._eligible() if seat.served is not None)
 
-    def _pick(self) -> _Seat:
-        seat = min(self._eligible(), key=lambda seat: (seat.outstanding, seat.last_pick))
+    def _pick(self, avoid: Collection[str] = ()) -> _Seat:
+        eligible = self._eligible()
+        others = [seat for seat in eligible if seat.client.name not in avoid]
+        seat = min(others or eligible, key=lambda seat: (seat.outstanding, seat.last_pick))
         self._picks += 1
         seat.last_pick = self._picks
         return seat

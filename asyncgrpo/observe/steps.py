@@ -114,7 +114,8 @@ def _length_fields(samples: Sequence[Sample]) -> Fields:
 
 
 def _staleness_fields(samples: Sequence[Sample], version: int) -> Fields:
-    staleness = version - np.array([v for sample in samples for v in sample.completion.versions], dtype=np.int64)
+    versions = [sample.completion.versions for sample in samples]
+    staleness = version - np.concatenate(versions)
     if len(staleness) and staleness.min() < 0:
         raise ValueError(f"a token was sampled by version {version - staleness.min()}, but the learner has {version}")
     values, counts = np.unique(staleness, return_counts=True)
@@ -122,7 +123,7 @@ def _staleness_fields(samples: Sequence[Sample], version: int) -> Fields:
         "staleness_mean": _mean(staleness),
         "staleness_max": int(staleness.max(initial=0)),
         **{f"staleness_tokens/{value}": int(count) for value, count in zip(values, counts, strict=True)},
-        "mixed_version_samples_ratio": sum(len(set(s.completion.versions)) > 1 for s in samples) / len(samples),
+        "mixed_version_samples_ratio": sum(bool((v != v[:1]).any()) for v in versions) / len(samples),
     }
 
 

@@ -175,7 +175,7 @@ def _arguments(prompt: Prompt, completions: Sequence[Completion], texts: Sequenc
         **{name: [value] * count for name, value in prompt.columns.items()},
         "prompts": [[dict(m) for m in prompt.prompt] if chat else prompt.prompt for _ in range(count)],  # type: ignore[arg-type]
         "completions": [[{"role": "assistant", "content": text}] if chat else text for text in texts],
-        "completion_ids": [list(completion.token_ids) for completion in completions],
+        "completion_ids": [completion.token_ids.tolist() for completion in completions],
     }
 
 

@@ -14,9 +14,9 @@ def pool_of(*names: str, served: int | None = 0) -> EnginePool:
     return pool
 
 
-def test_the_engine_with_fewest_outstanding_tokens_is_picked() -> None:
+async def test_the_engine_with_fewest_outstanding_tokens_is_picked() -> None:
     pool = pool_of("a", "b", "c")
-    with pool.lease(10) as first, pool.lease(5) as second, pool.lease(7) as third:
+    async with pool.lease(10) as first, pool.lease(5) as second, pool.lease(7) as third:
         assert [lease.client.name for lease in (first, second, third)] == ["a", "b", "c"]
         assert pool.pick().name == "b"
         first.give_back(8)
@@ -28,16 +28,17 @@ def test_equals_take_turns() -> None:
     assert [pool.pick().name for _ in range(5)] == ["a", "b", "c", "a", "b"]
 
 
-def test_a_lease_gives_back_exactly_what_it_took() -> None:
+async def test_a_lease_gives_back_exactly_what_it_took() -> None:
     pool = pool_of("a")
-    with pytest.raises(RuntimeError), pool.lease(12) as lease:
-        lease.give_back(4)
-        assert pool.outstanding_tokens("a") == 8
-        lease.give_back(100)
-        assert pool.outstanding_tokens("a") == 0
-        with pool.lease(3):
-            assert pool.outstanding_tokens("a") == 3
-            raise RuntimeError
+    with pytest.raises(RuntimeError):
+        async with pool.lease(12) as lease:
+            lease.give_back(4)
+            assert pool.outstanding_tokens("a") == 8
+            lease.give_back(100)
+            assert pool.outstanding_tokens("a") == 0
+            async with pool.lease(3):
+                assert pool.outstanding_tokens("a") == 3
+                raise RuntimeError
     assert pool.outstanding_tokens("a") == 0
 
 
