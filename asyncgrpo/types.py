@@ -135,6 +135,19 @@ class Group:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Replayed:
+    """A group that is trained once more."""
+
+    group: Group
+    advantages: np.ndarray  # [samples] float32
+    """Those of the step that trained it first."""
+    uses: int
+    """Steps that trained it before this one, at least 1."""
+    probability_weight: float
+    """Factor of its loss that makes up for how likely it was to be drawn."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Batch:
     """Samples of one step, ragged and flat. S samples, P their prompt tokens, C their completion tokens."""
 
@@ -147,7 +160,11 @@ class Batch:
     behaviour_logprobs: np.ndarray  # [C] float32
     token_versions: np.ndarray  # [C] int32
     loss_mask: np.ndarray  # [C] bool: True where a token is trained
+    denominator_tokens: np.ndarray  # [S] int32: trained tokens, and those left out as over-stale
     advantages: np.ndarray  # [S] float32
+    is_scored: np.ndarray  # [S] bool: False where no reward function applied; the advantage is then 0
+    sample_weights: np.ndarray  # [S] float32: 1, or what makes up for drawing the group by priority
+    uses: np.ndarray  # [S] int32: steps that trained the sample before this one; 0 where it is fresh
     group_ids: np.ndarray  # [S] int32
 
     def __len__(self) -> int:

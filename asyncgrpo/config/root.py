@@ -10,6 +10,7 @@ from pydantic import model_validator
 from asyncgrpo.config.devices import check_devices
 from asyncgrpo.config.objective import ObjectiveSection
 from asyncgrpo.config.objective_checks import check_objective
+from asyncgrpo.config.replay_checks import check_replay
 from asyncgrpo.config.section import Section
 from asyncgrpo.config.sections import (
     BufferSection,
@@ -152,14 +153,8 @@ class RunConfig(Section):
         return self
 
     @model_validator(mode="after")
-    def _replay_leaves_fresh_groups(self) -> Self:
-        fraction, per_step = self.replay.replay_fraction, self.training.groups_per_step
-        if fraction and not 0 < self.replayed_groups < per_step:
-            raise ValueError(
-                f"replay.replay_fraction={fraction:g} of training.groups_per_step={per_step} is "
-                f"{self.replayed_groups} groups; at least one must be replayed, and one fresh: choose a fraction "
-                f"from {1 / per_step:.2g} to {1 - 1 / per_step:.2g}, or 0 for no replay"
-            )
+    def _replay_can_happen(self) -> Self:
+        check_replay(self.replay, self.objective, self.training.groups_per_step)
         return self
 
     @model_validator(mode="after")

@@ -40,9 +40,19 @@ class StepMeasures:
 
 
 def step_record(
-    step: int, groups: Sequence[Group], version: int, report: StepReport, measures: StepMeasures
+    step: int,
+    groups: Sequence[Group],
+    version: int,
+    report: StepReport,
+    measures: StepMeasures,
+    reuse: Mapping[str, float] | None = None,
 ) -> StepRecord:
-    """Record of step `step`, which trained `groups` while the learner had `version`.
+    """Record of step `step`, which trained the fresh `groups` while the learner had `version`.
+
+    Rewards, lengths and staleness are of fresh groups only: replayed ones were reported when they were.
+
+    Args:
+        reuse: Fields of `reuse.ReuseMeter.step`.
 
     Raises ValueError without groups, or when a token is newer than the learner.
     """
@@ -61,6 +71,7 @@ def step_record(
         **_flow_fields(groups, measures),
         **_speed_fields(samples, measures),
         **_learner_fields(report),
+        **(reuse or {}),
     }
 
 

@@ -42,6 +42,8 @@ def other_value(key: str) -> object:
         "objective.delta": 4.0,
         "objective.importance_sampling_cap": 3.0,
         "objective.dual_clip": 3.0,
+        "replay.replay_exponent": 1.0,
+        "weights.publish_interval": 2,
     }
     if key in special:
         return special[key]
@@ -68,6 +70,9 @@ def needed_beside(key: str) -> dict[str, object]:
     gate = gates.get(field) or next((name for name in ("sapo", "vespo") if field.startswith(name)), None)
     if section == "objective" and gate:
         return {"gate": gate}
+    if section == "replay" and field != "replay_fraction":
+        prioritised = {"replay_sampling": "advantage"} if field in ("replay_exponent", "replay_correction") else {}
+        return {"replay_fraction": 0.5, **prioritised}
     return {"beta": 0.1} if field in ("kl_estimator", "kl_weight") else {}
 
 
