@@ -9,43 +9,55 @@ A group admitted while engines serve version a shares these slots with groups th
 taken oldest first it is trained at version a + S at the latest. Groups finish out of order, though. `wait` therefore
 takes the P oldest finished groups only if the groups left can still all meet their bound:
 
-    for every d >= v:   groups left with start version + S <= d   number at most   (d - v) * P  (2)
+    for every d >= v:   groups left with oldest version + S <= d   number at most   (d - v) * P  (2)
 
-with v the learner's version; otherwise the step waits for a straggler. `drop` does not wait: a group whose bound has
-passed is dropped and another is admitted for it.
+with v the learner's version; otherwise the step waits for a straggler. The other policies never wait for one. A group
+past its bound is dropped and another prompt (`drop`) or the same one (`drop_reissue`) is admitted for it; under `mask`
+it is trained as long as its newest token is within the bound, and the loss leaves out the others. docs/staleness.md
+has the proofs.
 
-No clock, no I/O, no asyncio: the same object serves the run, tests and simulation.
+No clock, no I/O, no asyncio: the same object serves the run, the simulation and the tests.
 """
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-OverStale = Literal["wait", "drop"]
+from asyncgrpo.buffer.by_version import GroupsByVersion
+
+OverStale = Literal["wait", "drop", "drop_reissue", "mask"]
 
 
 @dataclass(slots=True)
 class StalenessContract:
     max_staleness: int
     groups_per_step: int
+    """P: fresh groups of a step. Replayed ones are no concern of the contract."""
     total_groups: int
-    """Groups the whole run trains; none is admitted beyond what they need."""
+    """Fresh groups the whole run trains; none is admitted beyond what they need."""
     max_unfinished_groups: int | None = None
+    """W, at least P."""
     over_stale: OverStale = "wait"
+    refill_budget: int = 0
+    """Most uniform groups dropped between one take and the next; those beyond are kept. 0: all are kept."""
 
     version: int = 0
     """The learner's version."""
     served_version: int = 0
-    """Version that every engine serves."""
+    """Version that every engine serves, or a newer one."""
     admitted: int = 0
+    """Groups admitted so far; the next group's id."""
     fates: Counter[str] = field(default_factory=Counter)
-    """Groups by fate: `trained`, or `dropped:<reason>`."""
-    _in_flight: dict[int, int] = field(default_factory=dict)  # group id -> start version
-    _finished: dict[int, int] = field(default_factory=dict)
-    _training: dict[int, int] = field(default_factory=dict)
+    """Groups by fate: `trained`, `dropped:<reason>` or `reissued:<reason>`."""
+    _in_flight: GroupsByVersion = field(default_factory=GroupsByVersion)  # by start version
+    _finished: GroupsByVersion = field(default_factory=GroupsByVersion)  # by the oldest token's version
+    _newest: dict[int, int] = field(default_factory=dict)  # finished group -> its newest token's version
+    _training: int = 0
     _awaiting_publish: Counter[int] = field(default_factory=Counter)  # version that consumed them -> groups
+    _uniform_dropped: int = 0  # since the last take
 
     @property
     def slots(self) -> int:
@@ -53,7 +65,7 @@ class StalenessContract:
 
     @property
     def slots_held(self) -> int:
-        return len(self._in_flight) + len(self._finished) + len(self._training) + self._awaiting_publish.total()
+        return len(self._in_flight) + len(self._finished) + self._training + self._awaiting_publish.total()
 
     @property
     def in_flight(self) -> int:
@@ -65,7 +77,7 @@ class StalenessContract:
 
     def can_admit(self) -> bool:
         unfinished = len(self._in_flight) + len(self._finished)
-        needed = self.total_groups - self.fates["trained"] - len(self._training)
+        needed = self.total_groups - self.version * self.groups_per_step - self._training
         cap = self.max_unfinished_groups
         return self.slots_held < self.slots and unfinished < needed and (cap is None or unfinished < cap)
 
@@ -75,56 +87,102 @@ class StalenessContract:
             raise RuntimeError("admit() without a free slot")
         group_id = self.admitted
         self.admitted += 1
-        self._in_flight[group_id] = self.served_version
+        self._in_flight.add(group_id, self.served_version)
         return group_id, self.served_version
 
-    def enter(self, group_id: int, oldest_version: int | None = None) -> None:
-        """A group in flight has finished and waits to be trained. From now on its oldest token counts, if it is given:
-        a group that waited in an engine's queue is younger than its admission.
+    def enter(
+        self,
+        group_id: int,
+        oldest_version: int | None = None,
+        newest_version: int | None = None,
+        *,
+        is_uniform: bool = False,
+    ) -> bool:
+        """A group in flight has finished. True: it waits to be trained. False: it is uniform and the step's budget for
+        such groups lasts, so its fate is `dropped:uniform`.
 
-        Raises ValueError for a token that is older than the admission or newer than the learner.
+        From now on its oldest token counts, if it is given: a group that waited in an engine's queue is younger than
+        its admission. The newest is, unless given, as old. Raises KeyError for a group that is not in flight,
+        ValueError for a token that is older than the admission or newer than the learner.
         """
         start = self._in_flight[group_id]
         oldest = start if oldest_version is None else oldest_version
-        if not start <= oldest <= self.version:
-            raise ValueError(f"group {group_id} has a token of version {oldest}, but started at {start}")
-        del self._in_flight[group_id]
-        self._finished[group_id] = oldest
+        newest = oldest if newest_version is None else newest_version
+        if not start <= oldest <= newest <= self.version:
+            raise ValueError(
+                f"group {group_id} has tokens of versions {oldest} to {newest}, but started at {start} "
+                f"and the learner has {self.version}"
+            )
+        if is_uniform and self._uniform_dropped < self.refill_budget:
+            self._uniform_dropped += 1
+            self.drop(group_id, "uniform")
+            return False
+        self._in_flight.pop(group_id)
+        self._finished.add(group_id, oldest)
+        self._newest[group_id] = newest
+        return True
 
-    def drop(self, group_id: int, reason: str) -> None:
-        """End a group that is in flight or finished; its slot is free at once."""
-        self._in_flight.pop(group_id) if group_id in self._in_flight else self._finished.pop(group_id)
-        self.fates[f"dropped:{reason}"] += 1
+    def drop(self, group_id: int, reason: str, *, reissue: bool = False) -> None:
+        """End a group that is in flight or finished; its slot is free at once. Reissued: its prompt comes again.
+
+        Raises KeyError for any other group.
+        """
+        if group_id in self._in_flight:
+            self._in_flight.pop(group_id)
+        else:
+            self._finished.pop(group_id)
+            del self._newest[group_id]
+        self.fates[f"{'reissued' if reissue else 'dropped'}:{reason}"] += 1
 
     def over_stale_groups(self) -> list[int]:
-        """Finished groups whose bound has passed; under `wait` there are none."""
-        return [g for g, start in self._finished.items() if self.version - start > self.max_staleness]
+        """Finished groups that may not be trained any more, oldest first; under `wait` there are none."""
+        past = []
+        for group_id in self._finished.oldest_first():
+            if self._finished[group_id] >= self._bound:
+                break
+            if self.over_stale != "mask" or self._newest[group_id] < self._bound:
+                past.append(group_id)
+        return past
 
     def choose(self) -> list[int] | None:
         """Ids of the groups the next step may train, oldest first; None while it must wait."""
         if len(self._finished) < self.groups_per_step:
             return None
-        oldest_first = sorted(self._finished, key=lambda group_id: (self._finished[group_id], group_id))
-        chosen = oldest_first[: self.groups_per_step]
-        if self.over_stale == "wait" and not self._leaves_a_schedule(set(chosen)):
+        if self.over_stale == "wait" and not self._leaves_a_schedule():
             return None
-        return chosen
+        past = set(self.over_stale_groups())
+        chosen = []
+        for group_id in self._finished.oldest_first():
+            if group_id not in past:
+                chosen.append(group_id)
+                if len(chosen) == self.groups_per_step:
+                    return chosen
+        return None
 
     def blocking(self) -> list[int]:
         """Groups in flight, most urgent first: what a waiting step waits for."""
-        return sorted(self._in_flight, key=lambda group_id: (self._in_flight[group_id], group_id))
+        return list(self._in_flight.oldest_first())
 
-    def take(self, group_ids: list[int]) -> None:
-        """Move chosen groups into training."""
+    def take(self, group_ids: Sequence[int]) -> None:
+        """Move the chosen groups into training. Raises ValueError for another number of groups than P, or while a step
+        trains: the bound counts on steps that consume P groups each."""
+        if len(set(group_ids)) != self.groups_per_step or self._training:
+            raise ValueError(f"take({list(group_ids)}): a step takes {self.groups_per_step} groups, one step at a time")
         for group_id in group_ids:
-            self._training[group_id] = self._finished.pop(group_id)
+            self._finished.pop(group_id)
+            del self._newest[group_id]
+        self._training = len(group_ids)
+        self._uniform_dropped = 0
 
     def consumed(self) -> int:
-        """The step over the taken groups is done. Returns the learner's new version."""
+        """The step over the taken groups is done. Returns the learner's new version. Raises RuntimeError if none were
+        taken."""
+        if not self._training:
+            raise RuntimeError("consumed() without take()")
         self.version += 1
-        self.fates["trained"] += len(self._training)
-        self._awaiting_publish[self.version] += len(self._training)
-        self._training.clear()
+        self.fates["trained"] += self._training
+        self._awaiting_publish[self.version] += self._training
+        self._training = 0
         return self.version
 
     def published(self, version: int) -> None:
@@ -137,14 +195,19 @@ class StalenessContract:
         for consumed in [v for v in self._awaiting_publish if v <= version]:
             del self._awaiting_publish[consumed]
 
-    def _leaves_a_schedule(self, chosen: set[int]) -> bool:
-        """Inequality (2) of the module docstring."""
-        due: Counter[int] = Counter()
-        for groups in (self._in_flight, self._finished):
-            due.update(start + self.max_staleness for group_id, start in groups.items() if group_id not in chosen)
-        left = 0
-        for deadline in sorted(due):
-            left += due[deadline]
-            if left > (deadline - self.version) * self.groups_per_step:
+    @property
+    def _bound(self) -> int:
+        """Oldest version that the next step may train."""
+        return self.version - self.max_staleness
+
+    def _leaves_a_schedule(self) -> bool:
+        """Inequality (2) of the module docstring, for the step that takes the P oldest finished groups."""
+        to_take, left = self.groups_per_step, 0
+        for oldest in sorted({*self._in_flight.versions(), *self._finished.versions()}):
+            finished = self._finished.count(oldest)
+            taken = min(to_take, finished)
+            to_take -= taken
+            left += finished - taken + self._in_flight.count(oldest)
+            if left > max(0, oldest - self._bound) * self.groups_per_step:
                 return False
         return True

@@ -1,0 +1,289 @@
+"""The guarantees of docs/staleness.md against random and against greedy schedules of everything that may happen.
+
+A schedule decides, whenever several things may happen, which does: admissions, finishes in any order, failures,
+publishes of any delay, steps. Greedy ones always prefer what stands first in a drawn order: groups that finish last in
+first out, publishes only when nothing else is left, steps as early or as late as may be.
+
+The test keeps its own books and never asks the contract what it could have counted wrong.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from dataclasses import dataclass, field
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from asyncgrpo.buffer.contract import StalenessContract
+
+POLICIES = ("wait", "drop", "drop_reissue", "mask")
+MOVES = ("admit", "finish", "fail", "publish", "train")
+ORDERS = ("first", "last", "any")
+MOST_MOVES = 20_000
+
+
+@dataclass
+class Held:
+    start: int
+    oldest: int = -1
+    newest: int = -1
+
+
+@dataclass
+class Run:
+    """A run of `steps` steps under one schedule, with its own books beside the contract's."""
+
+    core: StalenessContract
+    steps: int
+    interval: int
+    rng: random.Random
+    preference: tuple[str, ...] | None
+    """Moves, the preferred first; None: any."""
+    finish_order: str
+    failure_rate: float
+    uniform_rate: float
+
+    in_flight: dict[int, Held] = field(default_factory=dict)
+    finished: dict[int, Held] = field(default_factory=dict)
+    trained: list[int] = field(default_factory=list)
+    ended: Counter[str] = field(default_factory=Counter)
+    awaiting: Counter[int] = field(default_factory=Counter)
+    snapshots: list[int] = field(default_factory=list)  # ready to be published, oldest first
+    version: int = 0
+    served: int = 0
+    uniform_dropped: int = 0
+
+    def go(self) -> None:
+        for _ in range(MOST_MOVES):
+            if self.version == self.steps:
+                return
+            self.end_over_stale()
+            moves = self.possible()
+            assert moves, "deadlock: nothing can happen and the run is not over"
+            getattr(self, self.prefer(moves))()
+            self.check_books()
+        raise AssertionError("livelock: the run does not end")
+
+    def possible(self) -> list[str]:
+        moves = ["admit"] if self.core.can_admit() else []
+        if self.in_flight:
+            moves.append("fail" if self.rng.random() < self.failure_rate else "finish")
+        if self.snapshots:
+            moves.append("publish")
+        if self.core.choose() is not None:
+            moves.append("train")
+        return moves
+
+    def prefer(self, moves: list[str]) -> str:
+        if self.preference is None:
+            return self.rng.choice(moves)
+        return min(moves, key=self.preference.index)
+
+    def pick_in_flight(self) -> int:
+        groups = sorted(self.in_flight)
+        return {"first": groups[0], "last": groups[-1], "any": self.rng.choice(groups)}[self.finish_order]
+
+    def admit(self) -> None:
+        group, start = self.core.admit()
+        assert start == self.served
+        self.in_flight[group] = Held(start)
+
+    def finish(self) -> None:
+        """Its tokens are of versions that some engine may have had: from its start to the newest snapshot."""
+        group = self.pick_in_flight()
+        held = self.in_flight.pop(group)
+        engines = [held.start, self.served, *self.snapshots]
+        held.oldest, held.newest = sorted(self.rng.choices(engines, k=2))
+        is_uniform = self.rng.random() < self.uniform_rate
+        stays = self.core.enter(group, held.oldest, held.newest, is_uniform=is_uniform)
+        assert stays == (not is_uniform or self.uniform_dropped == self.core.refill_budget)
+        if stays:
+            self.finished[group] = held
+        else:
+            self.uniform_dropped += 1
+            self.ended["dropped:uniform"] += 1
+
+    def fail(self) -> None:
+        group = self.pick_in_flight()
+        del self.in_flight[group]
+        reissue = self.rng.random() < 0.5
+        self.core.drop(group, "failed", reissue=reissue)
+        self.ended["reissued:failed" if reissue else "dropped:failed"] += 1
+
+    def publish(self) -> None:
+        """The next snapshot, or a later one: a slow publish may skip versions."""
+        index = self.rng.randrange(len(self.snapshots))
+        self.served = self.snapshots[index]
+        del self.snapshots[: index + 1]
+        self.core.published(self.served)
+        self.awaiting = Counter({v: n for v, n in self.awaiting.items() if v > self.served})
+
+    def train(self) -> None:
+        chosen = self.core.choose()
+        assert chosen is not None
+        assert len(set(chosen)) == len(chosen) == self.core.groups_per_step
+        for group in chosen:
+            held = self.finished.pop(group)  # KeyError: trained twice, or never finished
+            within = held.newest if self.core.over_stale == "mask" else held.oldest
+            assert self.version - within <= self.core.max_staleness, f"group {group} is over-stale"
+        self.core.take(chosen)
+        assert len(self.trained) + self.open + self.ended.total() + len(chosen) == self.core.admitted
+        self.check_bound(in_training=len(chosen))
+        self.version += 1
+        assert self.core.consumed() == self.version
+        self.trained += chosen
+        self.awaiting[self.version] += len(chosen)
+        self.uniform_dropped = 0
+        if self.version % self.interval == 0:
+            self.snapshots.append(self.version)
+
+    def end_over_stale(self) -> None:
+        mask, bound = self.core.over_stale == "mask", self.version - self.core.max_staleness
+        past = [g for g, held in self.finished.items() if (held.newest if mask else held.oldest) < bound]
+        assert sorted(self.core.over_stale_groups()) == sorted(past)
+        assert not (past and self.core.over_stale == "wait")
+        for group in past:
+            reissue = self.core.over_stale == "drop_reissue"
+            self.core.drop(group, "stale", reissue=reissue)
+            del self.finished[group]
+            self.ended["reissued:stale" if reissue else "dropped:stale"] += 1
+
+    @property
+    def open(self) -> int:
+        return len(self.in_flight) + len(self.finished)
+
+    def check_bound(self, in_training: int = 0) -> None:
+        held = self.open + in_training + self.awaiting.total()
+        assert held <= (self.core.max_staleness + 1) * self.core.groups_per_step
+        assert held == self.core.slots_held
+
+    def check_books(self) -> None:
+        self.check_bound()
+        cap = self.core.max_unfinished_groups
+        assert cap is None or self.open <= cap
+        assert len(self.trained) + self.open <= self.core.total_groups
+        assert (self.core.in_flight, self.core.buffered) == (len(self.in_flight), len(self.finished))
+        trained = Counter({"trained": len(self.trained)}) if self.trained else Counter()
+        assert self.core.fates == trained + self.ended
+        assert self.core.admitted == self.open + len(self.trained) + self.ended.total()
+
+
+@st.composite
+def runs(draw: st.DrawFn, policies: tuple[str, ...] = POLICIES) -> Run:
+    staleness = draw(st.integers(0, 4))
+    per_step = draw(st.integers(1, 4))
+    steps = draw(st.integers(1, 12))
+    cap = draw(st.one_of(st.none(), st.integers(per_step, 3 * per_step)))
+    return Run(
+        core=StalenessContract(
+            max_staleness=staleness,
+            groups_per_step=per_step,
+            total_groups=steps * per_step,
+            max_unfinished_groups=cap,
+            over_stale=draw(st.sampled_from(policies)),  # type: ignore[arg-type]
+            refill_budget=draw(st.integers(0, 5)),
+        ),
+        steps=steps,
+        interval=draw(st.integers(1, staleness + 1)),
+        rng=random.Random(draw(st.integers(0, 2**32))),
+        preference=draw(st.one_of(st.none(), st.permutations(MOVES).map(tuple))),
+        finish_order=draw(st.sampled_from(ORDERS)),
+        failure_rate=draw(st.sampled_from((0.0, 0.1, 0.5))),
+        uniform_rate=draw(st.sampled_from((0.0, 0.3, 1.0))),
+    )
+
+
+many = settings(max_examples=600, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+
+
+@many
+@given(runs())
+def test_never_over_stale_never_stuck_never_lost_never_twice(run: Run) -> None:
+    run.go()
+    assert len(run.trained) == len(set(run.trained)) == run.steps * run.core.groups_per_step
+    assert run.core.fates["trained"] == len(run.trained)
+
+
+@many
+@given(runs(policies=("wait",)))
+def test_wait_drops_nothing_for_its_age(run: Run) -> None:
+    run.go()
+    assert not {"dropped:stale", "reissued:stale"} & run.core.fates.keys()
+
+
+@settings(max_examples=300, deadline=None)
+@given(runs(policies=("wait",)), st.integers(0, 200))
+def test_wait_waits_only_when_it_must(run: Run, moves: int) -> None:
+    """After any moves: a step is held if and only if training the oldest would make another group over-stale, even if
+    all finish at once and steps follow each other: sorted by deadline, the i-th left is trained in step 1 + i // P."""
+    for _ in range(moves):
+        if run.version == run.steps:
+            return
+        getattr(run, run.prefer(run.possible()))()
+        core = run.core
+        per_step = core.groups_per_step
+        by_age = sorted(run.finished, key=lambda group: (run.finished[group].oldest, group))
+        left = [run.finished[group].oldest for group in by_age[per_step:]]
+        left += [held.start for held in run.in_flight.values()]
+        may_come = [run.version + 1 + i // per_step for i in range(len(left))]
+        fits = all(v - oldest <= core.max_staleness for v, oldest in zip(may_come, sorted(left), strict=True))
+        expected = by_age[:per_step] if len(by_age) >= per_step and fits else None
+        assert core.choose() == expected
+
+
+@settings(max_examples=300, deadline=None)
+@given(runs(policies=("drop", "drop_reissue", "mask")), st.integers(0, 200))
+def test_other_policies_train_whenever_p_groups_are_within_the_bound(run: Run, moves: int) -> None:
+    for _ in range(moves):
+        if run.version == run.steps:
+            return
+        bound, mask = run.version - run.core.max_staleness, run.core.over_stale == "mask"
+        usable = {g: h for g, h in run.finished.items() if (h.newest if mask else h.oldest) >= bound}
+        by_age = sorted(usable, key=lambda group: (usable[group].oldest, group))
+        per_step = run.core.groups_per_step
+        assert run.core.choose() == (by_age[:per_step] if len(by_age) >= per_step else None)
+        if run.rng.random() < 0.5:  # `choose` leaves out what is past its bound, dropped by now or not
+            run.end_over_stale()
+        if not (moves_now := run.possible()):
+            run.end_over_stale()
+            moves_now = run.possible()
+        getattr(run, run.prefer(moves_now))()
+
+
+@settings(max_examples=200, deadline=None)
+@given(runs(policies=("wait",)))
+def test_groups_that_finish_in_order_never_hold_a_step(run: Run) -> None:
+    """First in, first out, from one engine: whenever P groups are finished a step may go on."""
+    run.finish_order, run.failure_rate = "first", 0.0
+    run.core.refill_budget = 0
+    for _ in range(MOST_MOVES):
+        if run.version == run.steps:
+            return
+        moves = run.possible()
+        assert ("train" in moves) == (len(run.finished) >= run.core.groups_per_step)
+        getattr(run, run.prefer(moves))()
+
+
+@pytest.mark.parametrize("staleness", range(4))
+def test_publishing_less_often_than_the_bound_allows_gets_stuck(staleness: int) -> None:
+    """S >= k - 1 is not only enough but needed: with k = S + 2 all slots await a publish that never comes."""
+    for interval, ends in ((staleness + 1, True), (staleness + 2, False)):
+        run = Run(
+            core=StalenessContract(max_staleness=staleness, groups_per_step=2, total_groups=40),
+            steps=20,
+            interval=interval,
+            rng=random.Random(0),
+            preference=None,
+            finish_order="any",
+            failure_rate=0.0,
+            uniform_rate=0.0,
+        )
+        if ends:
+            run.go()
+        else:
+            with pytest.raises(AssertionError, match="deadlock"):
+                run.go()
+            assert run.awaiting.total() == run.core.slots
