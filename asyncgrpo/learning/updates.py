@@ -38,7 +38,7 @@ from asyncgrpo.learning.objectives.statistics import Statistics
 from asyncgrpo.learning.objectives.tokens import Tokens
 from asyncgrpo.learning.optimiser import build_optimiser, build_schedule
 from asyncgrpo.learning.policy import Policy
-from asyncgrpo.learning.ranks import any_over_ranks, gather_over_ranks
+from asyncgrpo.learning.ranks import any_over_ranks, gather_over_ranks, sum_over_ranks
 from asyncgrpo.learning.replayed_baseline import shift_replayed, shifts_baseline
 from asyncgrpo.learning.report import Stopwatch, Update
 from asyncgrpo.types import Batch
@@ -211,8 +211,9 @@ class Updates:
         if not any_over_ranks(not (math.isfinite(loss) and math.isfinite(norm)), self._device):
             return
         self._optimiser.zero_grad(set_to_none=True)
+        total = sum_over_ranks(loss, self._device)  # the first rank to fail is the one that is heard
         raise LearnerError(
-            f"update {done + 1}: loss is {loss}, gradient norm is {norm}; lower training.learning_rate, and look for "
+            f"update {done + 1}: loss is {total}, gradient norm is {norm}; lower training.learning_rate, and look for "
             "log-probabilities that are not finite in rollouts"
         )
 
