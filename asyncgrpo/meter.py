@@ -62,11 +62,8 @@ class StepMeter:
             tokens_generated_while_training=self._tokens_while_training,
             buffer_groups=self._buffered,
             groups_admitted=self._contract.admitted,
-            groups_dropped={
-                fate.removeprefix("dropped:"): count
-                for fate, count in self._contract.fates.items()
-                if fate.startswith("dropped:")
-            },
+            groups_dropped=self._contract.fates_of("dropped"),
+            groups_reissued=self._contract.fates_of("reissued"),
         )
         self._step_started, self._tokens_at_step_start = now, tokens
         return measures

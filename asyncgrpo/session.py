@@ -94,6 +94,7 @@ async def open_session(
         if managed:
             await verify_settings(clients, config, backend)
         pool = EnginePool(clients)
+        pool.on_ejected = pool.lose
         publisher = _publisher(job, folder, pool, transport, metrics)
         await publisher.connect()
         yield Session(
@@ -137,13 +138,16 @@ def _publisher(job: Job, folder: RunFolder, pool: EnginePool, transport: Transpo
         metrics.policy_version.labels(engine).set(version)
 
     weights = job.config.weights
+    draining = job.config.generation.request_timeout if weights.in_flight == "finish" else 0.0
     return Publisher(
         transport,
         pool.clients,
         incarnation=folder.incarnation,
-        timeout=weights.publish_timeout,
+        timeout=weights.publish_timeout + draining,
         concurrency=weights.publish_concurrency,
+        in_flight=weights.in_flight,
         on_served=on_served,
+        is_lost=pool.is_lost,
     )
 
 

@@ -14,6 +14,7 @@ from typing import Any, Literal
 import numpy as np
 
 FinishReason = Literal["stop", "length"]
+Fate = Literal["trained", "dropped", "reissued"]
 Message = Mapping[str, Any]
 PromptText = str | Sequence[Message]
 
@@ -104,6 +105,10 @@ class Sample:
     def oldest_version(self) -> int:
         return int(self.completion.versions.min())
 
+    @property
+    def newest_version(self) -> int:
+        return int(self.completion.versions.max())
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Group:
@@ -123,6 +128,10 @@ class Group:
     def oldest_version(self) -> int:
         """Version of its oldest token: what its staleness counts from."""
         return min(sample.oldest_version for sample in self.samples)
+
+    @property
+    def newest_version(self) -> int:
+        return max(sample.newest_version for sample in self.samples)
 
     @property
     def is_uniform(self) -> bool:
@@ -145,6 +154,39 @@ class Replayed:
     """Steps that trained it before this one, at least 1."""
     probability_weight: float
     """Factor of its loss that makes up for how likely it was to be drawn."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LedgerEntry:
+    """What became of one group: one admission of one prompt."""
+
+    group_id: int
+    prompt_id: str
+    attempt: int
+    """How often the prompt was reissued before."""
+    fate: Fate
+    reason: str
+    """Why it was dropped or reissued: `stale`, `uniform`, `failed`, `run_ended`, …; empty if trained."""
+    start_version: int
+    """Version the engines served at admission."""
+    version: int
+    """The learner's when the group met its fate; of a trained one, the version that trained it."""
+    samples: int = 0
+    """That finished and were scored; 0 if the group did not get so far."""
+    tokens: int = 0
+    """Of all its samples."""
+    tokens_max: int = 0
+    """Of its longest sample."""
+    reward_mean: float | None = None
+    """Over its scored samples; None without any."""
+    seconds: float = 0.0
+    """From admission to the end of scoring."""
+    cut_samples: int = 0
+    """Cancelled because enough others had finished."""
+    failed_samples: int = 0
+    """Left out, or what its group failed by."""
+    uses: int = 0
+    """Steps that trained it, replays included."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,18 +3,35 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
+from typing import NamedTuple
 
 from asyncgrpo.buffer.contract import StalenessContract
 from asyncgrpo.types import Group
 
 
-class RolloutBuffer:
-    """One producer loop admits and enters, one consumer takes. All calls come from the same event loop."""
+class Untrained(NamedTuple):
+    """A finished group that will not be trained."""
 
-    def __init__(self, contract: StalenessContract) -> None:
+    group: Group
+    fate: str
+    """`dropped:<reason>` or `reissued:<reason>`."""
+
+
+class RolloutBuffer:
+    """One producer loop admits and enters, one consumer takes. All calls come from the same event loop.
+
+    `admit` and `take` wait for as long as it takes: their callers set the deadline.
+
+    reissue: under `drop_reissue`, asked of every over-stale group once whether its prompt comes again; a prompt that
+    has failed too often does not, and its group is dropped.
+    """
+
+    def __init__(self, contract: StalenessContract, reissue: Callable[[Group], bool] = lambda group: True) -> None:
         self.contract = contract
+        self._reissue = reissue
         self._groups: dict[int, Group] = {}
-        self._dropped: list[tuple[Group, str]] = []
+        self._untrained: list[Untrained] = []
         self._changed = asyncio.Condition()
 
     async def admit(self) -> tuple[int, int]:
@@ -23,53 +40,74 @@ class RolloutBuffer:
             await self._changed.wait_for(self.contract.can_admit)
             return self.contract.admit()
 
-    async def enter(self, group: Group) -> None:
+    async def enter(self, group: Group) -> bool:
+        """A group has finished. False: it was uniform and is dropped, as `StalenessContract.enter` says."""
+        masks = self.contract.over_stale == "mask"  # finding the newest token costs a walk over all of them
+        filters = self.contract.refill_budget > 0
         async with self._changed:
-            self.contract.enter(group.group_id, group.oldest_version)
-            self._groups[group.group_id] = group
+            waits = self.contract.enter(
+                group.group_id,
+                group.oldest_version,
+                group.newest_version if masks else None,
+                is_uniform=filters and group.is_uniform,
+            )
+            if waits:
+                self._groups[group.group_id] = group
+            else:
+                self._untrained.append(Untrained(group, "dropped:uniform"))
             self._changed.notify_all()
+            return waits
 
-    async def drop(self, group_id: int, reason: str) -> None:
-        """End a group that did not finish."""
+    async def drop(self, group_id: int, reason: str, *, reissue: bool = False) -> None:
+        """End a group that did not finish. Reissued: its prompt comes again."""
         async with self._changed:
-            self.contract.drop(group_id, reason)
+            self.contract.drop(group_id, reason, reissue=reissue)
             self._changed.notify_all()
 
     async def take(self) -> list[Group]:
-        """Wait for the groups of one step; oldest first. Over-stale groups are dropped meanwhile."""
+        """Wait for the groups of one step; oldest first. Over-stale groups are ended meanwhile."""
+        chosen: list[int] | None = None
 
         def ready() -> bool:
-            for group_id in self.contract.over_stale_groups():
-                self.contract.drop(group_id, "stale")
-                self._dropped.append((self._groups.pop(group_id), "stale"))
-                self._changed.notify_all()  # a drop frees a slot: the producer must hear of it
-            return self.contract.choose() is not None
+            nonlocal chosen
+            self._end_over_stale()
+            chosen = self.contract.choose()
+            return chosen is not None
 
         async with self._changed:
             await self._changed.wait_for(ready)
-            chosen = self.contract.choose()
             assert chosen is not None
             self.contract.take(chosen)
             return [self._groups.pop(group_id) for group_id in chosen]
 
     async def consumed(self) -> int:
+        """The step over the taken groups is done. Returns the learner's new version."""
         async with self._changed:
             return self.contract.consumed()
 
     async def published(self, version: int) -> None:
+        """Every engine serves `version`."""
         async with self._changed:
             self.contract.published(version)
             self._changed.notify_all()
 
-    def collect_dropped(self) -> list[tuple[Group, str]]:
-        """Finished groups that were dropped since the last call, with the reason."""
-        dropped, self._dropped = self._dropped, []
-        return dropped
+    def collect_untrained(self) -> list[Untrained]:
+        """Finished groups that ended untrained since the last call, with their fate."""
+        untrained, self._untrained = self._untrained, []
+        return untrained
 
     async def drain(self) -> None:
         """The run is over: drop what is still held."""
         async with self._changed:
             for group_id in [*self.contract.blocking(), *self._groups]:
                 self.contract.drop(group_id, "run_ended")
-            self._dropped += [(group, "run_ended") for group in self._groups.values()]
+            self._untrained += [Untrained(group, "dropped:run_ended") for group in self._groups.values()]
             self._groups.clear()
+
+    def _end_over_stale(self) -> None:
+        for group_id in self.contract.over_stale_groups():
+            group = self._groups.pop(group_id)
+            reissue = self.contract.over_stale == "drop_reissue" and self._reissue(group)
+            self.contract.drop(group_id, "stale", reissue=reissue)
+            self._untrained.append(Untrained(group, "reissued:stale" if reissue else "dropped:stale"))
+            self._changed.notify_all()  # the producer waits for the slot

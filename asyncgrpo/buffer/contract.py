@@ -59,6 +59,10 @@ class StalenessContract:
     _awaiting_publish: Counter[int] = field(default_factory=Counter)  # version that consumed them -> groups
     _uniform_dropped: int = 0  # since the last take
 
+    def fates_of(self, kind: str) -> dict[str, int]:
+        """Groups `dropped` or `reissued` so far, by reason."""
+        return {fate.partition(":")[2]: n for fate, n in self.fates.items() if fate.startswith(f"{kind}:")}
+
     @property
     def slots(self) -> int:
         return (self.max_staleness + 1) * self.groups_per_step

@@ -63,6 +63,11 @@ class RunConfig(Section):
         return self.training.groups_per_step - self.replayed_groups
 
     @property
+    def refilled_groups(self) -> int:
+        """Most uniform groups dropped and replaced per step."""
+        return round(self.buffer.refill_budget * self.fresh_groups) if self.buffer.filter_uniform_groups else 0
+
+    @property
     def slots(self) -> int:
         """Most groups between admission and the publish of the version that consumed them."""
         return (self.buffer.max_staleness + 1) * self.fresh_groups

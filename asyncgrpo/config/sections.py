@@ -19,6 +19,7 @@ LARGEST_WEIGHT = 1e6
 
 Seconds = PositiveFloat
 OnRewardError = Literal["stop", "drop_group"]
+InFlight = Literal["keep", "abort_resume", "finish"]
 RewardWeight = Annotated[float, Field(ge=-LARGEST_WEIGHT, le=LARGEST_WEIGHT)]
 Decay = Annotated[float, Field(ge=0.0, lt=1.0)]
 
@@ -241,7 +242,7 @@ class WeightsSection(Section):
     """How weights reach engines: by a file in memory on one host, or by `nccl` between GPUs (never run so far)."""
     shared_memory_dir: str = "/dev/shm"
     """Where snapshots lie; must be visible to the engines."""
-    in_flight: Literal["keep", "abort_resume", "finish"] = "keep"
+    in_flight: InFlight = "keep"
     """Completions under way when a version is published: go on, KV cache computed anew (`keep`); are cut and go on as
     new requests (`abort_resume`); or end on the old weights while the publish waits (`finish`)."""
     publish_interval: PositiveInt = 1

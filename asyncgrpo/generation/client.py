@@ -12,12 +12,13 @@ import asyncio
 import time
 from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
-from typing import Any, Literal, Self, TypeVar
+from typing import Any, Self, TypeVar
 
 import aiohttp
 import msgspec
 
 from asyncgrpo.config import RunConfig
+from asyncgrpo.config.sections import InFlight
 from asyncgrpo.errors import EngineError, EngineUnavailable
 from asyncgrpo.generation.http import ConnectFailed, Http
 from asyncgrpo.generation.load import EngineLoad, generated_tokens, parse_load
@@ -28,7 +29,6 @@ from asyncgrpo.types import Completion
 T = TypeVar("T")
 KEEPALIVE_SECONDS = 3.0
 """Shorter than vLLM's own 5 s, so that no request is sent on a connection that the server is closing."""
-InFlight = Literal["keep", "abort_resume", "finish"]
 PAUSE_MODES: Mapping[InFlight, str] = {"keep": "keep", "abort_resume": "abort", "finish": "wait"}
 """weights.in_flight, in vLLM's words."""
 

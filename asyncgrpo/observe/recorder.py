@@ -51,7 +51,7 @@ ROLLOUT_SCHEMA = pa.schema(
         ("finished_at", pa.float64()),
         ("admitted_at", pa.float64()),
         ("entered_at", pa.float64()),
-        ("fate", pa.string()),  # "trained" or "dropped:<reason>"
+        ("fate", pa.string()),  # "trained", "dropped:<reason>" or "reissued:<reason>"
         ("staleness_max", pa.int32()),  # of the sample's oldest token; null: not trained
     ]
 )
@@ -78,11 +78,12 @@ class Recorder:
         version: int,
         trained: Sequence[Group],
         advantages: Sequence[float] | np.ndarray,
-        dropped: Sequence[tuple[Group, str]] = (),
+        untrained: Sequence[tuple[Group, str]] = (),
     ) -> Path:
-        """Write the samples of one step's groups and of those dropped since the previous one; return the file.
+        """Write the samples of one step's groups and of those ended untrained since the previous one; return the
+        file.
 
-        `advantages`: one per trained sample, in the order of groups and samples. `dropped`: groups with a reason.
+        `advantages`: one per trained sample, in the order of groups and samples. `untrained`: groups with their fate.
         Raises ValueError for another number of advantages, RunFolderError when the disk refuses.
         """
         samples = sum(len(group.samples) for group in trained)
@@ -90,12 +91,12 @@ class Recorder:
             raise ValueError(f"{len(advantages)} advantages for {samples} trained samples")
         values = iter(advantages)
         rows = [row for group in trained for row in _trained_rows(group, step, version, values)]
-        rows += _dropped_rows(dropped)
+        rows += _untrained_rows(untrained)
         return self._write(rollout_file(self._folder, step), rows)
 
-    def write_untrained(self, dropped: Sequence[tuple[Group, str]]) -> Path:
+    def write_untrained(self, untrained: Sequence[tuple[Group, str]]) -> Path:
         """Write the groups left over after the last step to rollouts/untrained.parquet. Raises RunFolderError."""
-        return self._write(self._folder.rollouts_dir / "untrained.parquet", list(_dropped_rows(dropped)))
+        return self._write(self._folder.rollouts_dir / "untrained.parquet", list(_untrained_rows(untrained)))
 
     def _write(self, path: Path, rows: list[dict[str, Any]]) -> Path:
         metadata = {
@@ -146,10 +147,10 @@ def _trained_rows(
         }
 
 
-def _dropped_rows(dropped: Iterable[tuple[Group, str]]) -> Iterator[dict[str, Any]]:
-    for group, reason in dropped:
+def _untrained_rows(untrained: Iterable[tuple[Group, str]]) -> Iterator[dict[str, Any]]:
+    for group, fate in untrained:
         for index, sample in enumerate(group.samples):
-            yield _row(group, index, sample) | {"fate": f"dropped:{reason}"}
+            yield _row(group, index, sample) | {"fate": fate}
 
 
 def _row(group: Group, index: int, sample: Sample) -> dict[str, Any]:

@@ -61,6 +61,16 @@ class RunFolder:
         return self.path / "metrics.jsonl"
 
     @property
+    def ledger_file(self) -> Path:
+        """One line of JSON per group: its fate."""
+        return self.path / "ledger.jsonl"
+
+    @property
+    def accounting_file(self) -> Path:
+        """Sums over the ledger, written at the end."""
+        return self.path / "accounting.json"
+
+    @property
     def rollouts_dir(self) -> Path:
         """One Parquet file per step, one row per sample."""
         return self.path / "rollouts"

@@ -37,6 +37,7 @@ class StepMeasures:
     groups_admitted: int = 0
     """Since the run started, as are the drops."""
     groups_dropped: Mapping[str, int] = field(default_factory=dict)
+    groups_reissued: Mapping[str, int] = field(default_factory=dict)
 
 
 def step_record(
@@ -45,14 +46,14 @@ def step_record(
     version: int,
     report: StepReport,
     measures: StepMeasures,
-    reuse: Mapping[str, float] | None = None,
+    flow: Mapping[str, float] | None = None,
 ) -> StepRecord:
     """Record of step `step`, which trained the fresh `groups` while the learner had `version`.
 
     Rewards, lengths and staleness are of fresh groups only: replayed ones were reported when they were.
 
     Args:
-        reuse: Fields of `reuse.ReuseMeter.step`.
+        flow: Further fields: reuse (`reuse.ReuseMeter.step`) and what trained groups are among all.
 
     Raises ValueError without groups, or when a token is newer than the learner.
     """
@@ -71,7 +72,7 @@ def step_record(
         **_flow_fields(groups, measures),
         **_speed_fields(samples, measures),
         **_learner_fields(report),
-        **(reuse or {}),
+        **(flow or {}),
     }
 
 
@@ -146,6 +147,7 @@ def _flow_fields(groups: Sequence[Group], measures: StepMeasures) -> Fields:
         "buffer_groups": measures.buffer_groups,
         "groups_admitted": measures.groups_admitted,
         **{f"groups_dropped/{reason}": count for reason, count in measures.groups_dropped.items()},
+        **{f"groups_reissued/{reason}": count for reason, count in measures.groups_reissued.items()},
     }
 
 

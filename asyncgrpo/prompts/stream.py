@@ -49,7 +49,7 @@ class PromptStream:
         self.cursor = Cursor(0, 0)
         self.limit = _limit(config)
         self._too_long = self._find_too_long()
-        self._prompt(Cursor(0, 0), self._first_usable())  # a missing chat template shows now, not in an hour
+        self.prompt(0, self._first_usable())  # a missing chat template shows now, not in an hour
 
     @property
     def prompts_per_epoch(self) -> int:
@@ -69,7 +69,7 @@ class PromptStream:
             last = cursor.position + 1 == len(self._rows)
             self.cursor = Cursor(cursor.epoch + 1, 0) if last else Cursor(cursor.epoch, cursor.position + 1)
             if row not in self._too_long:
-                return self._prompt(cursor, row)
+                return self.prompt(cursor.epoch, row)
 
     def peek(self, count: int) -> list[Prompt]:
         """The next prompts, without moving the cursor."""
@@ -77,6 +77,19 @@ class PromptStream:
         prompts = [self.next() for _ in range(count)]
         self.cursor = before
         return prompts
+
+    def prompt(self, epoch: int, row: int) -> Prompt:
+        """The prompt of a row in an epoch, wherever the cursor is."""
+        values: Mapping[str, Any] = self._rows[row]
+        prompt = with_system_prompt(values[self._config.data.prompt_column], self._config.data.system_prompt)
+        return Prompt(
+            prompt_id=f"{epoch}-{row}",
+            epoch=epoch,
+            row=row,
+            prompt=prompt,
+            token_ids=encode(prompt, self._tokenizer, self._config, row),
+            columns={name: values[name] for name in self._columns},
+        )
 
     def _order_of(self, epoch: int) -> np.ndarray:
         if self._order is None or self._order_epoch != epoch:
@@ -87,18 +100,6 @@ class PromptStream:
                 self._order = np.arange(count)
             self._order_epoch = epoch
         return self._order
-
-    def _prompt(self, cursor: Cursor, row: int) -> Prompt:
-        values: Mapping[str, Any] = self._rows[row]
-        prompt = with_system_prompt(values[self._config.data.prompt_column], self._config.data.system_prompt)
-        return Prompt(
-            prompt_id=f"{cursor.epoch}-{row}",
-            epoch=cursor.epoch,
-            row=row,
-            prompt=prompt,
-            token_ids=encode(prompt, self._tokenizer, self._config, row),
-            columns={name: values[name] for name in self._columns},
-        )
 
     def _find_too_long(self) -> frozenset[int]:
         if self.limit is None:

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from asyncgrpo.concurrency import deadline, gather_all
+from asyncgrpo.config.sections import InFlight
 from asyncgrpo.errors import EngineError, PublishError
 from asyncgrpo.types import Snapshot, encode_version
 
@@ -32,7 +33,7 @@ class EngineControl(Protocol):
     def name(self) -> str: ...
     @property
     def url(self) -> str: ...
-    async def pause(self) -> None: ...
+    async def pause(self, in_flight: InFlight = "keep") -> None: ...
     async def resume(self) -> None: ...
     async def init_weight_transfer(self, init_info: Mapping[str, Any]) -> None: ...
     async def start_weight_update(self) -> None: ...
@@ -83,15 +84,22 @@ class Publisher:
         incarnation: str,
         timeout: float,
         concurrency: int = 1,
+        in_flight: InFlight = "keep",
         on_served: Callable[[str, int], None] = lambda engine, version: None,
+        is_lost: Callable[[str], bool] = lambda engine: False,
     ) -> None:
-        """timeout: seconds one engine may take. on_served(engine, version): called as each engine resumes."""
+        """timeout: seconds one engine may take. in_flight: what becomes of running requests.
+
+        on_served(engine, version): called as each engine resumes. is_lost(engine): it gets no versions any more.
+        """
         self._transport = transport
         self._engines = engines
         self._incarnation = incarnation
         self._timeout = timeout
         self._turns = asyncio.Semaphore(concurrency)
+        self._in_flight = in_flight
         self._on_served = on_served
+        self._is_lost = is_lost
 
     @property
     def holds_learner(self) -> bool:
@@ -105,13 +113,14 @@ class Publisher:
 
     async def load(self, snapshot: Snapshot) -> PublishReport:
         """Bring a prepared version to every engine. Raises PublishError naming the engine and its own words."""
-        paused = await gather_all(*(self._load_into(engine, snapshot) for engine in self._engines))
+        engines = [engine for engine in self._engines if not self._is_lost(engine.name)]
+        paused = await gather_all(*(self._load_into(engine, snapshot) for engine in engines))
         self._transport.discard_before(snapshot.version)
         return PublishReport(
             version=snapshot.version,
             bytes=snapshot.bytes,
             prepare_seconds=snapshot.seconds,
-            paused_seconds={engine.name: seconds for engine, seconds in zip(self._engines, paused, strict=True)},
+            paused_seconds={engine.name: seconds for engine, seconds in zip(engines, paused, strict=True)},
         )
 
     async def publish(self, version: int, perturbation: int | None = None) -> PublishReport:
@@ -123,7 +132,7 @@ class Publisher:
             started = time.monotonic()
             try:
                 async with deadline(self._timeout, PublishError, what):
-                    await engine.pause()
+                    await engine.pause(self._in_flight)
                     await self._load_with_one_retry(engine, snapshot)
                     await engine.resume()
             except EngineError as error:

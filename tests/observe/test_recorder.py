@@ -60,7 +60,7 @@ def test_rollouts_are_read_back(folder: RunFolder) -> None:
         prompt=messages,
     )
     late = group([sample(float("nan"), (0,))], group_id=8)
-    path = Recorder(folder).write_rollouts(3, 2, [trained], np.array([0.5, -0.5]), [(late, "stale")])
+    path = Recorder(folder).write_rollouts(3, 2, [trained], np.array([0.5, -0.5]), [(late, "dropped:stale")])
     assert path == folder.rollouts_dir / "step_000003.parquet"
     table = pq.read_table(path)
     assert table.schema.equals(ROLLOUT_SCHEMA)
@@ -100,7 +100,7 @@ def test_rollouts_are_read_back(folder: RunFolder) -> None:
 
 
 def test_groups_left_over_are_written_once(folder: RunFolder) -> None:
-    path = Recorder(folder).write_untrained([(group([sample(1.0), sample(2.0)]), "run_ended")])
+    path = Recorder(folder).write_untrained([(group([sample(1.0), sample(2.0)]), "dropped:run_ended")])
     assert path.name == "untrained.parquet"
     assert pq.read_table(path)["fate"].to_pylist() == ["dropped:run_ended"] * 2
 

@@ -103,7 +103,7 @@ def test_pairs_are_of_like_prompts_and_cut(tmp_path: Path) -> None:
     first = [group([sample(0.0, text="x" * 500)], 1, "zebra"), group([sample(1.0, text="one two")], 2, chat)]
     last = [group([sample(2.0, text="1 2 3")], 3, chat)]
     paths = [
-        Recorder(folder).write_rollouts(1, 0, first, [0.0, 0.0], [(group([sample(9.0)], 9, chat), "stale")]),
+        Recorder(folder).write_rollouts(1, 0, first, [0.0, 0.0], [(group([sample(9.0)], 9, chat), "dropped:stale")]),
         Recorder(folder).write_rollouts(2, 1, last, [0.0]),
     ]
     ((before, after),) = example_pairs(*paths)

@@ -108,6 +108,11 @@ STEP_FIELDS: Mapping[str, str] = {
     "buffer_groups": "groups waiting in the buffer when the step took its own",
     "groups_admitted": "groups admitted since the run started",
     "groups_dropped/<reason>": "groups dropped since the run started, by reason",
+    "groups_reissued/<reason>": "groups dropped whose prompt comes again, since the run started, by reason",
+    "quarantined_prompts": "rows of the dataset given up since the run started, after generation.max_prompt_failures",
+    "trained_less_generated/<of>": "mean over trained groups less mean over all that finished, so far: `tokens` of a "
+    "sample, `reward`; not near 0, training sees other completions than the policy generates",
+    "trained_less_generated_error/<of>": "its standard error, groups as the independent units",
     "reuse_mean": "effective reuse: optimiser passes over tokens so far, over distinct tokens trained so far",
     "replayed_groups": "groups trained that had been trained before",
     "replayed_tokens": "their trained tokens",

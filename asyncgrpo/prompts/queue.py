@@ -1,0 +1,126 @@
+"""Which prompt comes next: the stream's, or one that comes again because its group failed or grew too old.
+
+Invariant: a prompt that was handed out is, until its group is trained or dropped, either in flight or waits here. One
+that can never be generated neither stops the run nor holds up the others: it comes again only after `pause_admissions`
+others, and after `max_failures` groups its row is quarantined, which means never drawn again.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Iterable, Mapping
+from typing import Any, Literal, NamedTuple
+
+from asyncgrpo.errors import DataError
+from asyncgrpo.prompts.stream import Cursor, PromptStream
+from asyncgrpo.types import Prompt
+
+__all__ = ["PromptQueue", "Ticket", "Verdict"]
+
+logger = logging.getLogger(__name__)
+
+Verdict = Literal["reissued", "quarantined"]
+
+
+class Ticket(NamedTuple):
+    """One try at one prompt."""
+
+    prompt: Prompt
+    attempt: int
+    """How often it was tried before."""
+
+
+class _Waiting(NamedTuple):
+    due: int
+    """Admissions after which it comes."""
+    ticket: Ticket
+
+
+class PromptQueue:
+    """Hands out each prompt of the stream, and those that come again.
+
+    max_failures: groups of one prompt that may fail or be reissued. pause_admissions: other prompts that are handed
+    out before one comes again, as long as there are any.
+    """
+
+    def __init__(self, stream: PromptStream, max_failures: int, pause_admissions: int) -> None:
+        self._stream = stream
+        self._max_failures = max_failures
+        self._pause = pause_admissions
+        self._admissions = 0
+        self._waiting: deque[_Waiting] = deque()
+        self.quarantined: dict[int, str] = {}
+        """Row -> its last error, in the order in which they were given up."""
+
+    @property
+    def waiting(self) -> int:
+        """Prompts that will come again."""
+        return len(self._waiting)
+
+    def next(self) -> Ticket:
+        """The next prompt to generate. Raises DataError when every row is quarantined."""
+        is_due = self._waiting and self._waiting[0].due <= self._admissions
+        is_all_there_is = len(self.quarantined) == self._stream.prompts_per_epoch
+        if is_all_there_is and not self._waiting:
+            raise self._nothing_left()
+        ticket = self._waiting.popleft().ticket if is_due or is_all_there_is else Ticket(self._fresh(), 0)
+        self._admissions += 1
+        return ticket
+
+    def reissue(self, ticket: Ticket) -> Verdict:
+        """The ticket's group grew too old. Its prompt comes again, unless that happened too often."""
+        return self.failed(ticket, "its groups are over-stale before they can be trained")
+
+    def failed(self, ticket: Ticket, error: Exception | str) -> Verdict:
+        """The ticket's group failed. Its prompt comes again, unless it, or another prompt of its row, failed too
+        often."""
+        row = ticket.prompt.row
+        if row in self.quarantined:
+            return "quarantined"
+        if ticket.attempt + 1 < self._max_failures:
+            again = Ticket(ticket.prompt, ticket.attempt + 1)
+            self._waiting.append(_Waiting(self._admissions + self._pause, again))
+            return "reissued"
+        self.quarantined[row] = str(error)
+        logger.warning(
+            "row %d of the dataset is left out from now on: %d groups of prompt %s failed; the last: %s",
+            row,
+            self._max_failures,
+            ticket.prompt.prompt_id,
+            error,
+        )
+        return "quarantined"
+
+    def state(self, in_flight: Iterable[Ticket] = ()) -> dict[str, Any]:
+        """What `restore` needs, as JSON has it. Tickets in flight are saved as the first to come after a restore."""
+        again = [*(_Waiting(0, ticket) for ticket in in_flight), *self._waiting]
+        return {
+            "cursor": list(self._stream.cursor),
+            "admissions": self._admissions,
+            "waiting": [[due, ticket.prompt.epoch, ticket.prompt.row, ticket.attempt] for due, ticket in again],
+            "quarantined": [[row, error] for row, error in self.quarantined.items()],
+        }
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Continue as the queue that gave `state` would have, over the same dataset and configuration."""
+        self._stream.cursor = Cursor(*state["cursor"])
+        self._admissions = state["admissions"]
+        self._waiting = deque(
+            _Waiting(due, Ticket(self._stream.prompt(epoch, row), attempt))
+            for due, epoch, row, attempt in state["waiting"]
+        )
+        self.quarantined = dict(state["quarantined"])
+
+    def _fresh(self) -> Prompt:
+        """The stream's next prompt of a row that is not quarantined."""
+        while (prompt := self._stream.next()).row in self.quarantined:
+            pass
+        return prompt
+
+    def _nothing_left(self) -> DataError:
+        row, error = next(iter(self.quarantined.items()))
+        return DataError(
+            f"all {len(self.quarantined)} prompts of the dataset are quarantined: {self._max_failures} groups of each "
+            f"failed; the first was row {row}: {error}; mend what it names, or raise generation.max_prompt_failures"
+        )
