@@ -109,7 +109,7 @@ def test_groups_are_taken_by_their_oldest_token_then_in_order_of_admission() -> 
     core = contract(max_staleness=3, groups_per_step=1)
     finished(core, 0)
     step(core, publish=False)
-    young, old = finished(core, 1, 0)  # both started at 0; the first waited in an engine's queue
+    _, old = finished(core, 1, 0)  # both started at 0; the first waited in an engine's queue
     assert core.choose() == [old]
 
 

@@ -1,8 +1,8 @@
 """The guarantees of docs/staleness.md against random and against greedy schedules of everything that may happen.
 
 A schedule decides, whenever several things may happen, which does: admissions, finishes in any order, failures,
-publishes of any delay, steps. Greedy ones always prefer what stands first in a drawn order: groups that finish last in
-first out, publishes only when nothing else is left, steps as early or as late as may be.
+publishes of any delay, steps. Some groups finish only when nothing else can happen. Greedy schedules always prefer what
+stands first in a drawn order: publishes only when nothing else is left, steps as early or as late as may be.
 
 The test keeps its own books and never asks the contract what it could have counted wrong.
 """
@@ -45,7 +45,10 @@ class Run:
     finish_order: str
     failure_rate: float
     uniform_rate: float
+    straggler_rate: float = 0.0
+    """Groups that finish only when nothing else can happen."""
 
+    stragglers: set[int] = field(default_factory=set)
     in_flight: dict[int, Held] = field(default_factory=dict)
     finished: dict[int, Held] = field(default_factory=dict)
     trained: list[int] = field(default_factory=list)
@@ -69,12 +72,12 @@ class Run:
 
     def possible(self) -> list[str]:
         moves = ["admit"] if self.core.can_admit() else []
-        if self.in_flight:
-            moves.append("fail" if self.rng.random() < self.failure_rate else "finish")
         if self.snapshots:
             moves.append("publish")
         if self.core.choose() is not None:
             moves.append("train")
+        if self.in_flight.keys() - self.stragglers or (self.in_flight and not moves):
+            moves.append("fail" if self.rng.random() < self.failure_rate else "finish")
         return moves
 
     def prefer(self, moves: list[str]) -> str:
@@ -83,13 +86,15 @@ class Run:
         return min(moves, key=self.preference.index)
 
     def pick_in_flight(self) -> int:
-        groups = sorted(self.in_flight)
+        groups = sorted(self.in_flight.keys() - self.stragglers) or sorted(self.in_flight)
         return {"first": groups[0], "last": groups[-1], "any": self.rng.choice(groups)}[self.finish_order]
 
     def admit(self) -> None:
         group, start = self.core.admit()
         assert start == self.served
         self.in_flight[group] = Held(start)
+        if self.rng.random() < self.straggler_rate:
+            self.stragglers.add(group)
 
     def finish(self) -> None:
         """Its tokens are of versions that some engine may have had: from its start to the newest snapshot."""
@@ -193,6 +198,7 @@ def runs(draw: st.DrawFn, policies: tuple[str, ...] = POLICIES) -> Run:
         finish_order=draw(st.sampled_from(ORDERS)),
         failure_rate=draw(st.sampled_from((0.0, 0.1, 0.5))),
         uniform_rate=draw(st.sampled_from((0.0, 0.3, 1.0))),
+        straggler_rate=draw(st.sampled_from((0.0, 0.2, 0.6))),
     )
 
 
@@ -214,24 +220,45 @@ def test_wait_drops_nothing_for_its_age(run: Run) -> None:
     assert not {"dropped:stale", "reissued:stale"} & run.core.fates.keys()
 
 
+def takes(core: StalenessContract, finished: dict[int, int], in_flight: dict[int, int]) -> list[int] | None:
+    """What a step may take under `wait`, given the oldest version of each group: the P oldest, unless training them
+    would make another over-stale even if all finished at once. Sorted by age, the i-th left is trained in the step
+    after next but i // P."""
+    per_step = core.groups_per_step
+    by_age = sorted(finished, key=lambda group: (finished[group], group))
+    left = sorted([*(finished[group] for group in by_age[per_step:]), *in_flight.values()])
+    fits = all(core.version + 1 + i // per_step - oldest <= core.max_staleness for i, oldest in enumerate(left))
+    return by_age[:per_step] if len(by_age) >= per_step and fits else None
+
+
 @settings(max_examples=300, deadline=None)
 @given(runs(policies=("wait",)), st.integers(0, 200))
 def test_wait_waits_only_when_it_must(run: Run, moves: int) -> None:
-    """After any moves: a step is held if and only if training the oldest would make another group over-stale, even if
-    all finish at once and steps follow each other: sorted by deadline, the i-th left is trained in step 1 + i // P."""
     for _ in range(moves):
         if run.version == run.steps:
             return
         getattr(run, run.prefer(run.possible()))()
-        core = run.core
-        per_step = core.groups_per_step
-        by_age = sorted(run.finished, key=lambda group: (run.finished[group].oldest, group))
-        left = [run.finished[group].oldest for group in by_age[per_step:]]
-        left += [held.start for held in run.in_flight.values()]
-        may_come = [run.version + 1 + i // per_step for i in range(len(left))]
-        fits = all(v - oldest <= core.max_staleness for v, oldest in zip(may_come, sorted(left), strict=True))
-        expected = by_age[:per_step] if len(by_age) >= per_step and fits else None
-        assert core.choose() == expected
+        finished = {group: held.oldest for group, held in run.finished.items()}
+        assert run.core.choose() == takes(run.core, finished, {group: h.start for group, h in run.in_flight.items()})
+
+
+@settings(max_examples=1000, deadline=None)
+@given(st.data(), st.integers(0, 4), st.integers(1, 3), st.integers(4, 8))
+def test_wait_waits_only_when_it_must_in_any_state(
+    data: st.DataObject, staleness: int, per_step: int, version: int
+) -> None:
+    """In states, too, that no schedule from an empty buffer leads to, as after a resume."""
+    core = StalenessContract(staleness, per_step, total_groups=1000, version=version)
+    finished: dict[int, int] = {}
+    in_flight: dict[int, int] = {}
+    versions = st.integers(version - staleness, version)
+    for is_finished, oldest in data.draw(st.lists(st.tuples(st.booleans(), versions), max_size=core.slots)):
+        core.served_version = oldest
+        group, _ = core.admit()
+        (finished if is_finished else in_flight)[group] = oldest
+        if is_finished:
+            core.enter(group)
+    assert core.choose() == takes(core, finished, in_flight)
 
 
 @settings(max_examples=300, deadline=None)
@@ -257,7 +284,7 @@ def test_other_policies_train_whenever_p_groups_are_within_the_bound(run: Run, m
 @given(runs(policies=("wait",)))
 def test_groups_that_finish_in_order_never_hold_a_step(run: Run) -> None:
     """First in, first out, from one engine: whenever P groups are finished a step may go on."""
-    run.finish_order, run.failure_rate = "first", 0.0
+    run.finish_order, run.failure_rate, run.straggler_rate = "first", 0.0, 0.0
     run.core.refill_budget = 0
     for _ in range(MOST_MOVES):
         if run.version == run.steps:
