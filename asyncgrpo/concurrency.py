@@ -75,3 +75,33 @@ async def gather_all(*awaitables: Awaitable[T]) -> list[T]:
         cause = root_cause(failures)
         raise cause from cause.__cause__
     return [task.result() for task in tasks]
+
+
+class Severable:
+    """Runs coroutines that something outside can end, all of them at once, with an error of its own."""
+
+    def __init__(self) -> None:
+        self._running: set[asyncio.Task[Any]] = set()
+        self._severed: dict[asyncio.Task[Any], Callable[[], Exception]] = {}
+
+    async def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        """Its result. When `sever` comes first, it is cancelled, and the error of `sever` is raised."""
+        task, caller = asyncio.create_task(coroutine), asyncio.current_task()
+        assert caller is not None
+        self._running.add(task)
+        try:
+            return await task  # a caller that is cancelled takes the task along
+        except asyncio.CancelledError:
+            error = self._severed.get(task)
+            if error is None or caller.cancelling():
+                raise
+            raise error() from None
+        finally:
+            self._running.discard(task)
+            self._severed.pop(task, None)
+
+    def sever(self, error: Callable[[], Exception]) -> None:
+        """End what runs. What has its result keeps it; what begins later is not affected."""
+        for task in self._running:
+            if task.cancel():
+                self._severed[task] = error

@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from asyncgrpo.concurrency import deadline, root_cause
 from asyncgrpo.config import RunConfig
 from asyncgrpo.errors import EngineError, EngineUnavailable
-from asyncgrpo.generation.pool import EnginePool, Lease
+from asyncgrpo.generation.lease import Lease
+from asyncgrpo.generation.pool import EnginePool
 from asyncgrpo.generation.sampling import Sampling
 from asyncgrpo.types import Completion, Prompt
 
@@ -43,7 +44,7 @@ async def generate_group(prompt: Prompt, group_id: int, pool: EnginePool, config
     what = f"group {group_id} (prompt {prompt.prompt_id})"
     # The deadline is inside: waiting for a free engine takes nothing from the group's time.
     async with (
-        pool.lease(asked * generation.max_completion_length) as lease,
+        pool.lease(asked * generation.max_completion_length, requests=asked) as lease,
         deadline(generation.group_timeout, _late, what),
     ):
         return await _Group(prompt, group_id, pool, lease, config, asked).run()

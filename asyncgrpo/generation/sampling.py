@@ -10,7 +10,8 @@ from contextlib import AsyncExitStack
 
 from asyncgrpo.config import RunConfig
 from asyncgrpo.errors import EngineError, EngineUnavailable
-from asyncgrpo.generation.pool import EnginePool, Lease
+from asyncgrpo.generation.lease import Lease
+from asyncgrpo.generation.pool import EnginePool
 from asyncgrpo.generation.response import NO_TOKENS, Aborted, Partial
 from asyncgrpo.types import Completion, FinishReason, Prompt
 
@@ -68,10 +69,10 @@ class Sampling:
                 if idle_answers:  # it waited in the engine's queue, and will again
                     await asyncio.sleep(_backoff(idle_answers))
             except EngineError as error:
-                self._pool.report(engine, error)
+                self._pool.report(engine, error, self._group_id)
                 raise
             else:
-                self._pool.report(engine, None)
+                self._pool.report(engine, None, self._group_id)
                 if not len(self._sofar):
                     return rest
                 tokens = Partial(

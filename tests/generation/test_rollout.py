@@ -152,7 +152,7 @@ async def test_a_broken_answer_fails_the_group_and_cancels_its_siblings(tiny_mod
 
 async def test_no_engine_to_ask_is_said_at_once(tiny_model: Path) -> None:
     async with engines_and_pool(tiny_model) as (_, pool):
-        pool.mark_unavailable("e0", "it died")
+        pool.lose("e0", EngineError("it died"))
         with pytest.raises(EngineUnavailable, match="e0: it died"):
             await generate_group(PROMPT, 0, pool, CONFIG)
 
