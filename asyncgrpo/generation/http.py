@@ -13,6 +13,7 @@ import asyncio
 import base64
 import time
 from collections.abc import Callable
+from typing import cast
 from urllib.parse import unquote, urlsplit
 
 SPACE = b" \t"
@@ -107,8 +108,7 @@ class Connection(asyncio.Protocol):
         self._transport.abort()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+        self._transport = cast(asyncio.Transport, transport)  # other event loops' transports are not subclasses of it
 
     def data_received(self, data: bytes) -> None:
         if self._answer is None or self._answer.done():  # nobody asked

@@ -18,8 +18,6 @@ from asyncgrpo.types import Completion, decode_version
 
 ABSENT = -9999.0
 """What vLLM writes in place of NaN or -inf."""
-LARGEST_ID = 2**31
-"""Token ids are kept in 32 bits."""
 ROUNDING = 1e-3
 """How far above 0 rounding may put the log-probability of a certain token."""
 
@@ -129,9 +127,9 @@ class _Invalid(ValueError):
 def _tokens(choice: _Choice, request: Request) -> Partial:
     if choice.finish_reason == "abort" and not choice.token_ids:
         return NO_TOKENS  # it had not begun: there is no span, and perhaps no list, to be checked
-    token_ids = _token_ids(choice, request.max_tokens, request.vocab_size)
+    token_ids = _token_ids(choice, request.max_tokens)
     return Partial(
-        token_ids=np.array(token_ids, dtype=np.int32),
+        token_ids=_known_tokens(token_ids, request.vocab_size),
         behaviour_logprobs=_logprobs(choice, token_ids),
         versions=_versions(choice, len(token_ids), request.incarnation),
     )
@@ -164,7 +162,7 @@ def _is_json_but_for_nan(body: bytes) -> bool:
     return bool(seen)
 
 
-def _token_ids(choice: _Choice, max_tokens: int, vocab_size: int | None) -> list[int]:
+def _token_ids(choice: _Choice, max_tokens: int) -> list[int]:
     token_ids = choice.token_ids
     if token_ids is None:
         raise _Invalid("no token_ids: text alone cannot be trained on")
@@ -172,11 +170,20 @@ def _token_ids(choice: _Choice, max_tokens: int, vocab_size: int | None) -> list
         raise _Invalid(f"a completion of zero tokens (finish_reason {choice.finish_reason!r})")
     if len(token_ids) > max_tokens:
         raise _Invalid(f"{len(token_ids)} tokens to a request for at most {max_tokens}")
-    lowest, highest = min(token_ids), max(token_ids)
-    if lowest < 0 or highest >= (LARGEST_ID if vocab_size is None else vocab_size):
-        wrong = lowest if lowest < 0 else highest
-        raise _Invalid(f"token id {wrong}, outside a vocabulary of {vocab_size or 'non-negative ids'}")
     return token_ids
+
+
+def _known_tokens(token_ids: Sequence[int], vocab_size: int | None) -> np.ndarray:
+    try:
+        array = np.array(token_ids, dtype=np.int32)
+        is_known = array.min() >= 0 and (vocab_size is None or array.max() < vocab_size)
+    except OverflowError:
+        is_known = False
+    if not is_known:
+        limit = 2**31 if vocab_size is None else vocab_size
+        wrong = next(token for token in token_ids if not 0 <= token < limit)
+        raise _Invalid(f"token id {wrong}, outside a vocabulary of {vocab_size or 'non-negative ids'}")
+    return array
 
 
 def _logprobs(choice: _Choice, token_ids: Sequence[int]) -> np.ndarray:
