@@ -13,7 +13,8 @@ from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt
 
 from asyncgrpo.config.section import Fraction, Section
 
-ClipWidth = Annotated[float, Field(gt=0.0, le=1e6)]
+LARGEST_WIDTH = 1e6
+ClipWidth = Annotated[float, Field(gt=0.0, le=LARGEST_WIDTH)]
 
 GATE_CAPS = {"cispo": 5.0, "aipo": 5.0, "dppo_tv": 20.0, "dppo_kl": 20.0}
 """Gates with a largest weight, and that weight when objective.gate_cap is absent."""

@@ -240,7 +240,8 @@ def test_only_given_arguments_count_as_set() -> None:
         ),
         (
             {"gate": "cispo", "epsilon_high": 5.0},
-            "epsilon_high=5.0 has no effect with gate=cispo (its bounds: gate_cap); leave it out, or set gate to clip",
+            "epsilon_high=5.0 has no effect with gate=cispo (its bounds: gate_cap); set gate_cap=5.0 "
+            "instead, or leave it out, or set gate=clip",
         ),
         ({"use_adaptive_entropy": True}, "unknown setting 'use_adaptive_entropy'; this version does not have it; "),
         ({"top_p": 0.9}, "top_p=0.9 samples from a truncated distribution"),
