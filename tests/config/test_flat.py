@@ -68,6 +68,10 @@ def needed_beside(key: str) -> dict[str, object]:
     gate = gates.get(field) or next((name for name in ("sapo", "vespo") if field.startswith(name)), None)
     if section == "objective" and gate:
         return {"gate": gate}
+    if section == "lora" and field != "lora_r":
+        return {"lora_r": 4}
+    if field == "warmup_steps":
+        return {"lr_scheduler_type": "linear"}
     return {"beta": 0.1} if field in ("kl_estimator", "kl_weight") else {}
 
 
