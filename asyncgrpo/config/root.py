@@ -27,6 +27,7 @@ from asyncgrpo.config.sections import (
     TrainingSection,
     WeightsSection,
 )
+from asyncgrpo.config.training_checks import check_adapters, check_warm_up
 
 LAST_PORT = 65535
 
@@ -177,6 +178,12 @@ class RunConfig(Section):
     def _has_an_end(self) -> Self:
         if self.training.max_steps == 0 or self.training.max_steps < -1:
             raise ValueError(f"training.max_steps={self.training.max_steps}: give a positive number, or -1 for epochs")
+        return self
+
+    @model_validator(mode="after")
+    def _training_does_what_it_says(self) -> Self:
+        check_adapters(self.lora)
+        check_warm_up(self.training)
         return self
 
     @model_validator(mode="after")

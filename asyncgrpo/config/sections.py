@@ -213,7 +213,7 @@ class TrainingSection(Section):
     ] = "constant"
     """Schedule, as transformers names it."""
     warmup_steps: NonNegativeInt = 0
-    """Optimiser updates until the peak learning rate."""
+    """Optimiser updates until the peak learning rate; fewer than the run has, and not with `constant`."""
     max_grad_norm: PositiveFloat = 1.0
     """Gradients are clipped to this global norm."""
     bf16: bool = False
