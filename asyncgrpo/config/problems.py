@@ -16,7 +16,7 @@ from asyncgrpo.config.root import RunConfig
 from asyncgrpo.config.sections import RewardSection
 from asyncgrpo.errors import ConfigError
 
-_METHODS = {
+METHODS = {
     "gspo": "importance_sampling_level=sequence",
     "gspo_token": "importance_sampling_level=sequence_token",
     "ppo": "gate=clip",
@@ -24,7 +24,6 @@ _METHODS = {
     "tis": "importance_sampling_correction=token_truncate",
     "mis": "importance_sampling_correction=token_mask",
     "rloo": "advantage_baseline=leave_one_out",
-    "reinforce++": "advantage_baseline=batch_mean",
     "maxrl": "scale_rewards=mean",
     "gdpo": "multi_objective_aggregation=normalize_then_sum",
 }
@@ -99,8 +98,8 @@ def _hint(key: str, value: Any, face: Face) -> str:
         owners = [other for other in FIELDS if other.startswith("objective.") and name in _choices(other)]
         if len(owners) == 1:
             return f"; {name} is a choice of {face(owners[0])}: write {face(owners[0])}={name}"
-        if name in _METHODS:
-            setting, _, choice = _METHODS[name].partition("=")
+        if name in METHODS:
+            setting, _, choice = METHODS[name].partition("=")
             return f"; {value} is {face(f'objective.{setting}')}={choice}"
     guess = closest(name, choices)
     return f"; did you mean {guess!r}?" if guess else ""
