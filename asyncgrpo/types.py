@@ -14,6 +14,8 @@ from typing import Any, Literal
 import numpy as np
 
 FinishReason = Literal["stop", "length"]
+InFlight = Literal["keep", "abort_resume", "finish"]
+"""What becomes of the requests under way when a version is published (weights.in_flight)."""
 Message = Mapping[str, Any]
 PromptText = str | Sequence[Message]
 

@@ -12,7 +12,7 @@ import asyncio
 import time
 from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
-from typing import Any, Literal, Self, TypeVar
+from typing import Any, Self, TypeVar
 
 import aiohttp
 import msgspec
@@ -23,12 +23,11 @@ from asyncgrpo.generation.http import ConnectFailed, Http
 from asyncgrpo.generation.load import EngineLoad, generated_tokens, parse_load
 from asyncgrpo.generation.request import GENERATE, refusal, sampling_params
 from asyncgrpo.generation.response import Request, excerpt, parse_completion
-from asyncgrpo.types import Completion
+from asyncgrpo.types import Completion, InFlight
 
 T = TypeVar("T")
 KEEPALIVE_SECONDS = 3.0
 """Shorter than vLLM's own 5 s, so that no request is sent on a connection that the server is closing."""
-InFlight = Literal["keep", "abort_resume", "finish"]
 PAUSE_MODES: Mapping[InFlight, str] = {"keep": "keep", "abort_resume": "abort", "finish": "wait"}
 """weights.in_flight, in vLLM's words."""
 
