@@ -77,6 +77,20 @@ async def gather_all(*awaitables: Awaitable[T]) -> list[T]:
     return [task.result() for task in tasks]
 
 
+async def first_of(*coroutines: Coroutine[Any, Any, Any]) -> None:
+    """Run all until one of them ends; the others are cancelled. Raises what the one that ended raised."""
+    tasks = [asyncio.create_task(coroutine) for coroutine in coroutines]
+    try:
+        ended, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+    for task in tasks:
+        if task in ended:
+            task.result()
+
+
 class Severable:
     """Runs coroutines that something outside can end, all of them at once, with an error of its own."""
 

@@ -72,6 +72,8 @@ class StepMeter:
         """Sampled by all engines since the first call. One that does not answer has sampled none; one that starts
         anew counts from 0 again."""
         for client in self._session.pool.clients:
+            if client.name not in self._session.pool.serving:
+                continue  # it would be waited for
             try:
                 async with deadline(SCRAPE_SECONDS, EngineUnavailable, f"/metrics of {client.name}"):
                     count = await client.generated_tokens()

@@ -82,8 +82,8 @@ class Orchestrator:
         """Train until the last step, or until `stop` is set. Raises the first error of any part."""
         self.session.progress.watch(self._describe)
         await self.meter.start()
-        services = [engine.watch() for engine in self.session.managed]
-        await run_until(self._steps(), self._admissions(), self.session.learner.watch(), *services)
+        services = self.session.learner.watch(), self.session.supervisor.run()
+        await run_until(self._steps(), self._admissions(), *services)
         await self.buffer.drain()
         self._count_drops()
         await asyncio.to_thread(self._close_books, self.buffer.collect_untrained())
@@ -232,7 +232,10 @@ class Orchestrator:
         self.meter.publish_seconds = time.monotonic() - started
         self.session.metrics.publish_duration.observe(self.meter.publish_seconds)
         logger.info("version %d published: %s", report.version, report)
-        await self.buffer.published(self.session.pool.served_version)
+        what = f"version {snapshot.version}: waiting for an engine that serves it"
+        async with deadline(self.config.buffer.stall_timeout, StallError, f"{what} (buffer.stall_timeout)"):
+            served = await self.session.pool.until_served(snapshot.version)
+        await self.buffer.published(served)
 
     async def _record(
         self, step: int, version: int, groups: list[Group], batch: Batch, report: StepReport, measures: StepMeasures

@@ -54,7 +54,7 @@ def prepare(
     check_model_path(config.model.path)
     config = within_context(resolve(config, machine or Machine.here()))
     check_free(Path(config.run.output_dir))
-    if not config.engines.urls:
+    if config.engines.devices:
         check_vllm_installed()
     check_ports(config)
     check_metrics_port(config)
@@ -98,7 +98,7 @@ def within_context(config: RunConfig) -> RunConfig:
             f"prompt and completion may have {longest} tokens, but the model's context is {context}; lower "
             "generation.max_completion_length, data.max_prompt_length or engines.max_model_len"
         )
-    if config.engines.urls or config.engines.max_model_len is not None:
+    if not config.engines.devices or config.engines.max_model_len is not None:
         return config
     room = context - config.generation.max_completion_length
     return config.model_copy(update={"data": config.data.model_copy(update={"max_prompt_length": room})})

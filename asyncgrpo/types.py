@@ -15,6 +15,8 @@ import numpy as np
 
 FinishReason = Literal["stop", "length"]
 Fate = Literal["trained", "dropped", "reissued"]
+InFlight = Literal["keep", "abort_resume", "finish"]
+"""What becomes of the requests under way when a version is published (weights.in_flight)."""
 Message = Mapping[str, Any]
 PromptText = str | Sequence[Message]
 

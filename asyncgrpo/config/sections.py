@@ -13,13 +13,13 @@ from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, Pos
 from asyncgrpo.config.objective import ObjectiveSection as ObjectiveSection
 from asyncgrpo.config.section import Fraction
 from asyncgrpo.config.section import Section as Section
+from asyncgrpo.types import InFlight
 
 LARGEST_WEIGHT = 1e6
 """Of a reward, either sign."""
 
 Seconds = PositiveFloat
 OnRewardError = Literal["stop", "drop_group"]
-InFlight = Literal["keep", "abort_resume", "finish"]
 RewardWeight = Annotated[float, Field(ge=-LARGEST_WEIGHT, le=LARGEST_WEIGHT)]
 Decay = Annotated[float, Field(ge=0.0, lt=1.0)]
 
@@ -118,9 +118,10 @@ class GenerationSection(Section):
 
 class EnginesSection(Section):
     urls: tuple[str, ...] = ()
-    """Engines that already run, by base URL, as http://host:8000. Empty: engines are started and supervised by us."""
+    """Engines that already run, by base URL, as http://host:8000; those of `devices` are started beside them."""
     devices: tuple[str, ...] = ("auto",)
-    """One managed engine per entry: `cuda:0`, `cuda:0,1` (tensor parallel), `cpu:0-3`, `cpu`, `cpu:auto` or `auto`."""
+    """One managed engine per entry: `cuda:0`, `cuda:0,1` (tensor parallel), `cpu:0-3`, `cpu`, `cpu:auto` or `auto`.
+    Left at `[auto]` beside `urls`: none."""
     port: Annotated[int, Field(ge=0, le=65535)] = 0
     """Port of the first managed engine, further ones count up. 0 picks free ports."""
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
@@ -140,15 +141,20 @@ class EnginesSection(Section):
     health_interval: Seconds = 2.0
     """Seconds between two looks at an engine: is it well, how long is its queue, how full its KV cache."""
     max_restarts: NonNegativeInt = 5
-    """Times a managed engine is started anew after it ended or hung; then the run goes on without it."""
+    """Times a managed engine is started anew after it ended or hung; then the run goes on without it, if others serve."""
     extra_args: tuple[str, ...] = ()
     """Further arguments of the vLLM server, word by word."""
     startup_timeout: Seconds = 600.0
-    """Seconds an engine may take until it is healthy."""
+    """Seconds a managed engine may take until it is healthy; a running one that failed is waited for as long."""
     control_timeout: Seconds = 60.0
     """Seconds one control call (health, pause, resume) may take."""
     stop_timeout: Seconds = 20.0
     """Seconds an engine gets to stop before it is killed."""
+
+    @property
+    def managed_devices(self) -> tuple[str, ...]:
+        """Those of the engines that we start."""
+        return () if self.urls and self.devices == ("auto",) else self.devices
 
 
 class BufferSection(Section):

@@ -18,13 +18,12 @@ import aiohttp
 import msgspec
 
 from asyncgrpo.config import RunConfig
-from asyncgrpo.config.sections import InFlight
 from asyncgrpo.errors import EngineError, EngineUnavailable
 from asyncgrpo.generation.http import ConnectFailed, Http
 from asyncgrpo.generation.load import EngineLoad, generated_tokens, parse_load
 from asyncgrpo.generation.request import GENERATE, refusal, sampling_params
 from asyncgrpo.generation.response import Request, excerpt, parse_completion
-from asyncgrpo.types import Completion
+from asyncgrpo.types import Completion, InFlight
 
 T = TypeVar("T")
 KEEPALIVE_SECONDS = 3.0

@@ -109,9 +109,6 @@ class EnginePool:
         seat.served, seat.state, seat.cause = version, "serving", None
         self._announce()
 
-    def is_lost(self, engine: str) -> bool:
-        return self._seats[engine].state == "lost"
-
     @property
     def hopeless(self) -> bool:
         """No engine serves, and none is expected back."""
