@@ -26,7 +26,7 @@ async def waits(awaitable: asyncio.Future) -> bool:
 
 
 async def soon(awaitable: Awaitable[Any]) -> object:
-    """Its result, which whatever was just done should have brought; a buffer that wakes nobody must not hang the tests."""
+    """Its result, which what was just done should have brought: a buffer that wakes nobody must not hang the tests."""
     return await asyncio.wait_for(awaitable, 5)
 
 
