@@ -140,13 +140,10 @@ class StalenessContract:
 
     def over_stale_groups(self) -> list[int]:
         """Finished groups that may not be trained any more, oldest first; under `wait` there are none."""
-        past = []
-        for group_id in self._finished.oldest_first():
-            if self._finished[group_id] >= self._bound:
-                break
-            if self.over_stale != "mask" or self._newest[group_id] < self._bound:
-                past.append(group_id)
-        return past
+        older = self._finished.oldest_first(before=self._bound)
+        if self.over_stale != "mask":
+            return list(older)
+        return [group_id for group_id in older if self._newest[group_id] < self._bound]
 
     def choose(self) -> list[int] | None:
         """Ids of the groups the next step may train, oldest first; None while it must wait."""

@@ -10,6 +10,8 @@ def test_groups_come_by_version_then_by_id() -> None:
     for group_id, version in ((9, 2), (4, 1), (10, 1), (1, 2)):
         groups.add(group_id, version)
     assert list(groups.oldest_first()) == [4, 10, 1, 9]
+    assert list(groups.oldest_first(before=2)) == [4, 10]
+    assert list(groups.oldest_first(before=1)) == []
     assert (groups.versions(), groups.count(1), groups.count(2), groups.count(3)) == ([1, 2], 2, 2, 0)
     assert (len(groups), 9 in groups, 2 in groups, groups[10]) == (4, True, False, 1)
 
