@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import cProfile
-import gc
 import io
 import json
 import os
@@ -20,7 +19,7 @@ import tempfile
 import time
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -49,7 +48,9 @@ from asyncgrpo.weights.publisher import EngineControl, Publisher
 
 GENERATIONS = 8
 TICK_SECONDS = 0.005
+"""How often the event loop's delay is measured."""
 YARDSTICK_SECONDS = 0.25
+"""How often the machine's speed and the memory are."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -234,29 +235,36 @@ async def observe(load: Load, session: Session) -> Figures:
     orchestrator, learner = Orchestrator(session), session.learner
     assert isinstance(learner, NoLearner)
     running = asyncio.ensure_future(orchestrator.run())
-    await reached(max(load.in_flight, load.samples // 10), learner, running, [], [])
-    gc.collect()
-    delays: list[float] = []
-    yardsticks: list[float] = []
-    resident, start = resident_bytes(), Mark.now(learner)
+    await reached(max(load.in_flight, load.samples // 10), learner, running, Looks())
+    looks, start = Looks(), Mark.now(learner)
     profiler = cProfile.Profile()
     if load.profile:
         profiler.enable()
-    await reached(start.samples + load.samples, learner, running, delays, yardsticks)
+    await reached(start.samples + load.samples, learner, running, looks)
     end = Mark.now(learner)
     profiler.disable()
-    gc.collect()
-    grown = resident_bytes() - resident
     running.cancel()
     await asyncio.wait({running})
     if load.profile:
         write_profile(profiler, load.profile)
-    return figures(load, start, end, delays, yardsticks, grown)
+    return figures(load, start, end, looks)
 
 
-async def reached(
-    samples: int, learner: NoLearner, running: asyncio.Future[None], delays: list[float], yardsticks: list[float]
-) -> None:
+@dataclass(slots=True)
+class Looks:
+    """What is noted while a run goes on. Seconds and bytes."""
+
+    delays: list[float] = field(default_factory=list)
+    yardsticks: list[float] = field(default_factory=list)
+    resident: list[int] = field(default_factory=list)
+
+    def grown(self) -> float:
+        """Bytes from the first quarter's median to the last's: how many answers are half read varies all the time."""
+        quarter = max(1, len(self.resident) // 4)
+        return float(np.median(self.resident[-quarter:]) - np.median(self.resident[:quarter]))
+
+
+async def reached(samples: int, learner: NoLearner, running: asyncio.Future[None], looks: Looks) -> None:
     """Wait until so many have been trained; meanwhile note how late the event loop is, and how fast the machine."""
     measured = time.monotonic()
     while learner.trained < samples:
@@ -265,9 +273,10 @@ async def reached(
             raise RuntimeError("the run ended early")
         due = time.monotonic() + TICK_SECONDS
         await asyncio.sleep(TICK_SECONDS)
-        delays.append(time.monotonic() - due)
+        looks.delays.append(time.monotonic() - due)
         if time.monotonic() - measured > YARDSTICK_SECONDS:
-            yardsticks.append(yardstick())
+            looks.yardsticks.append(yardstick())
+            looks.resident.append(resident_bytes())
             measured = time.monotonic()
 
 
@@ -282,9 +291,7 @@ _ANSWER = b"run:1".join(answer(512, 250, random.Random(0)))
 _REQUEST = Request(engine="e", incarnation="run", max_tokens=512, vocab_size=250, started_at=0.0)
 
 
-def figures(
-    load: Load, start: Mark, end: Mark, delays: Sequence[float], yardsticks: Sequence[float], grown: int
-) -> Figures:
+def figures(load: Load, start: Mark, end: Mark, looks: Looks) -> Figures:
     seconds, cpu, samples = end.wall - start.wall, end.cpu - start.cpu, end.samples - start.samples
     return {
         "in_flight": load.in_flight,
@@ -293,11 +300,11 @@ def figures(
         "completions_per_second": samples / seconds,
         "cpu_seconds_per_sample": cpu / samples,
         "core_ratio": cpu / seconds,
-        "yardstick_seconds": float(np.median(yardsticks)) if yardsticks else None,
-        "loop_delay_p50_seconds": float(np.quantile(delays, 0.5)),
-        "loop_delay_p99_seconds": float(np.quantile(delays, 0.99)),
-        "loop_delay_max_seconds": max(delays),
-        "rss_growth_mib": grown / 2**20,
+        "yardstick_seconds": float(np.median(looks.yardsticks)) if looks.yardsticks else None,
+        "loop_delay_p50_seconds": float(np.quantile(looks.delays, 0.5)),
+        "loop_delay_p99_seconds": float(np.quantile(looks.delays, 0.99)),
+        "loop_delay_max_seconds": max(looks.delays),
+        "rss_growth_mib": looks.grown() / 2**20 if looks.resident else None,
     }
 
 
