@@ -179,8 +179,8 @@ async def _start_engines(managed: Sequence[ManagedEngine], clients: Mapping[str,
 
 @asynccontextmanager
 async def _last_words(managed: Sequence[ManagedEngine], supervisor: Supervisor) -> AsyncIterator[None]:
-    """A dying engine first shows as a failed request or publish, a hung one as a wait that was too long. Before there is
-    supervision, raise the end of its process instead, if it ended; else add what the engines last said."""
+    """A dying engine first shows as a failed request or publish, a hung one as a wait that was too long. Where the
+    engines were not supervised yet, raise the end of a process instead, if one ended; else add what they last said."""
     try:
         yield
     except (EngineError, PublishError, StallError) as error:

@@ -130,9 +130,24 @@ async def test_a_load_that_fails_once_is_repeated(tiny_model: Path, tmp_path: Pa
     assert len(Run(tmp_path).steps) == 4
 
 
-async def test_a_load_that_always_fails_ends_the_run(tiny_model: Path, tmp_path: Path) -> None:
+GONE_SOON = {"engines": {"startup_timeout": 2.0}}
+ALL_AFTER_THE_PROBE = tuple(range(2, 99))
+
+
+async def test_an_engine_whose_load_fails_is_brought_back(tiny_model: Path, tmp_path: Path) -> None:
+    """Twice in a row: the publish fails. The engine is alone, so the run waits for it."""
     fault = Fault("status", on=UPDATE, nth=(2, 3), text="out of memory")
     async with faulty(tiny_model, tmp_path, fault) as (run, engine):
+        await run.run()
+        assert engine.core.version.endswith(".0:3")
+        assert engine.core.paused is None
+    assert len(Run(tmp_path).steps) == 4
+    assert max(row["staleness_max"] for row in Run(tmp_path).trained) <= 1
+
+
+async def test_a_load_that_always_fails_ends_the_run(tiny_model: Path, tmp_path: Path) -> None:
+    fault = Fault("status", on=UPDATE, nth=ALL_AFTER_THE_PROBE, text="out of memory")
+    async with faulty(tiny_model, tmp_path, fault, sections=GONE_SOON) as (run, engine):
         message = await failure(run, PublishError)
         assert engine.core.version == INCOMPLETE
         assert engine.core.paused == "keep", "an engine without whole weights does not go on"
@@ -141,10 +156,20 @@ async def test_a_load_that_always_fails_ends_the_run(tiny_model: Path, tmp_path:
 
 
 async def test_a_load_that_never_ends_is_given_up(tiny_model: Path, tmp_path: Path) -> None:
-    sections = {"weights": {"publish_timeout": 1.0}}
-    async with faulty(tiny_model, tmp_path, Fault("hang", on=UPDATE, nth=(2,)), sections=sections) as (run, _):
+    sections = merged(GONE_SOON, {"weights": {"publish_timeout": 1.0}})
+    fault = Fault("hang", on=UPDATE, nth=ALL_AFTER_THE_PROBE)
+    async with faulty(tiny_model, tmp_path, fault, sections=sections) as (run, _):
         message = await failure(run, PublishError)
     assert "publish of version 1 to engine-0" in message
+
+
+async def test_a_running_engine_that_goes_away_ends_the_run_once_it_is_not_waited_for_any_more(
+    tiny_model: Path, tmp_path: Path
+) -> None:
+    async with faulty(tiny_model, tmp_path, Fault("die", nth=(40,)), sections=GONE_SOON) as (run, engine):
+        async with asyncio.timeout(30):
+            with pytest.raises(EngineUnavailable, match=engine.url):
+                await run.run()
 
 
 @pytest.mark.slow

@@ -140,7 +140,7 @@ class EnginesSection(Section):
     health_interval: Seconds = 2.0
     """Seconds between two looks at an engine: is it well, how long is its queue, how full its KV cache."""
     max_restarts: NonNegativeInt = 5
-    """Times a managed engine is started anew after it ended or hung; then the run goes on without it, if others serve."""
+    """Times a managed engine is started anew after it ended or hung; then the run goes on without it."""
     extra_args: tuple[str, ...] = ()
     """Further arguments of the vLLM server, word by word."""
     startup_timeout: Seconds = 600.0
