@@ -18,6 +18,7 @@ pytestmark = pytest.mark.slow
 
 SHORT_ONLY = rows(short=8, long=0)
 SLOW = {"extra_args": ["--token-seconds", "0.01"]}
+BRIEF = {"max_completion_length": 16}
 
 
 def server_at(url: str) -> psutil.Process:
@@ -53,10 +54,10 @@ async def reached(orchestrator: Orchestrator, step: int) -> None:
 async def test_a_managed_engine_that_is_killed_comes_back_at_the_current_version(
     tiny_model: Path, tmp_path: Path
 ) -> None:
-    before, steps = children(), 40
+    before = children()
     engines = {"devices": ["cpu", "cpu"], **SLOW}
-    config = run_config(tiny_model, tmp_path, engines=engines, training={"max_steps": steps})
-    async with asyncio.timeout(150):
+    config = run_config(tiny_model, tmp_path, engines=engines, generation=BRIEF, training={"max_steps": 2000})
+    async with asyncio.timeout(200):
         async with opened(make_job(config, data=SHORT_ONLY)) as orchestrator:
             pool = orchestrator.session.pool
             running = asyncio.create_task(orchestrator.run())
@@ -74,16 +75,16 @@ async def test_a_managed_engine_that_is_killed_comes_back_at_the_current_version
             assert back_at is not None
             assert back_at >= at_death
             assert server_at(pool.clients[0].url).pid != killed.pid
+            await reached(orchestrator, orchestrator.steps_done + 4)
+            orchestrator.stop.set()
             await running
     assert children() == before
     run = Run(tmp_path)
-    check_nothing_was_counted_twice(run, orchestrator, steps)
+    check_nothing_was_counted_twice(run, orchestrator, orchestrator.steps_done)
     late = [row for row in run.trained if row["engine"] == "engine-0" and min(row["versions"]) >= back_at]
     assert late, "it generates again"
-    # what it sampled is of versions that it served: none between its death and its return
-    assert not [
-        row for row in run.trained if row["engine"] == "engine-0" and at_death + 1 < min(row["versions"]) < back_at
-    ]
+    versions = [min(row["versions"]) for row in run.trained if row["engine"] == "engine-0"]
+    assert not [version for version in versions if at_death + 1 < version < back_at], "those it never served"
     assert list((tmp_path / "shm").iterdir()) == []
 
 
@@ -94,9 +95,9 @@ async def test_managed_and_running_engines_are_mixed_and_either_may_go(
     """The running one dies for good, while it generates or in the middle of a publish; the one we started goes on."""
     before, steps = children(), 6
     faults = FaultPlan(Fault("die", on=route, nth=(40 if route == GENERATE else 3,)))
-    async with asyncio.timeout(100), FakeEngine(tiny_model, script=lengths, faults=faults) as engine:
-        engines: dict[str, Any] = {"devices": ["cpu"], "urls": [engine.url], "startup_timeout": 10.0, **SLOW}
-        config = run_config(tiny_model, tmp_path, engines=engines, training={"max_steps": steps})
+    async with asyncio.timeout(200), FakeEngine(tiny_model, script=lengths, faults=faults) as engine:
+        engines: dict[str, Any] = {"devices": ["cpu"], "urls": [engine.url], **SLOW}
+        config = run_config(tiny_model, tmp_path, engines=engines, generation=BRIEF, training={"max_steps": steps})
         async with opened(make_job(config, data=SHORT_ONLY)) as orchestrator:
             assert [client.name for client in orchestrator.session.pool.clients] == ["engine-0", "engine-1"]
             assert orchestrator.session.pool.clients[1].url == engine.url
@@ -112,8 +113,8 @@ async def test_managed_and_running_engines_are_mixed_and_either_may_go(
 async def test_both_engines_gone_end_the_run_and_say_why(tiny_model: Path, tmp_path: Path) -> None:
     before = children()
     engines = {"devices": ["cpu", "cpu"], "max_restarts": 0, **SLOW}
-    config = run_config(tiny_model, tmp_path, engines=engines, training={"max_steps": 500})
-    async with asyncio.timeout(100):
+    config = run_config(tiny_model, tmp_path, engines=engines, generation=BRIEF, training={"max_steps": 500})
+    async with asyncio.timeout(200):
         with pytest.raises(Exception, match=r"no engine is left\nengine-\d: engine-\d ended with ") as caught:
             async with opened(make_job(config, data=SHORT_ONLY)) as orchestrator:
                 running = asyncio.create_task(orchestrator.run())
