@@ -62,7 +62,7 @@ def run_config(model: Path, folder: Path, urls: Sequence[str] = (), **sections: 
             "devices": [] if urls else ["cpu"],
             "dtype": "float32",
             "stop_timeout": 4.0,
-            "startup_timeout": 20.0,
+            "startup_timeout": 60.0,
         },
         "learner": {"mode": "inline", "devices": ["cpu"]},
         "training": {"max_steps": 4, "groups_per_step": 4, "learning_rate": 1e-3},
