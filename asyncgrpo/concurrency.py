@@ -75,3 +75,47 @@ async def gather_all(*awaitables: Awaitable[T]) -> list[T]:
         cause = root_cause(failures)
         raise cause from cause.__cause__
     return [task.result() for task in tasks]
+
+
+async def first_of(*coroutines: Coroutine[Any, Any, Any]) -> None:
+    """Run all until one of them ends; the others are cancelled. Raises what the one that ended raised."""
+    tasks = [asyncio.create_task(coroutine) for coroutine in coroutines]
+    try:
+        ended, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+    for task in tasks:
+        if task in ended:
+            task.result()
+
+
+class Severable:
+    """Runs coroutines that something outside can end, all of them at once, with an error of its own."""
+
+    def __init__(self) -> None:
+        self._running: set[asyncio.Task[Any]] = set()
+        self._severed: dict[asyncio.Task[Any], Callable[[], Exception]] = {}
+
+    async def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        """Its result. When `sever` comes first, it is cancelled, and the error of `sever` is raised."""
+        task, caller = asyncio.create_task(coroutine), asyncio.current_task()
+        assert caller is not None
+        self._running.add(task)
+        try:
+            return await task  # a caller that is cancelled takes the task along
+        except asyncio.CancelledError:
+            error = self._severed.get(task)
+            if error is None or caller.cancelling():
+                raise
+            raise error() from None
+        finally:
+            self._running.discard(task)
+            self._severed.pop(task, None)
+
+    def sever(self, error: Callable[[], Exception]) -> None:
+        """End what runs. What has its result keeps it; what begins later is not affected."""
+        for task in self._running:
+            if task.cancel():
+                self._severed[task] = error

@@ -62,11 +62,8 @@ class StepMeter:
             tokens_generated_while_training=self._tokens_while_training,
             buffer_groups=self._buffered,
             groups_admitted=self._contract.admitted,
-            groups_dropped={
-                fate.removeprefix("dropped:"): count
-                for fate, count in self._contract.fates.items()
-                if fate.startswith("dropped:")
-            },
+            groups_dropped=self._contract.fates_of("dropped"),
+            groups_reissued=self._contract.fates_of("reissued"),
         )
         self._step_started, self._tokens_at_step_start = now, tokens
         return measures
@@ -75,6 +72,8 @@ class StepMeter:
         """Sampled by all engines since the first call. One that does not answer has sampled none; one that starts
         anew counts from 0 again."""
         for client in self._session.pool.clients:
+            if client.name not in self._session.pool.serving:
+                continue  # it would be waited for
             try:
                 async with deadline(SCRAPE_SECONDS, EngineUnavailable, f"/metrics of {client.name}"):
                     count = await client.generated_tokens()

@@ -18,23 +18,31 @@ watched beside them; whatever ends early ends the run with its error.
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import time
 from collections import Counter
+from collections.abc import Sequence
 
-from asyncgrpo.buffer.buffer import RolloutBuffer
+import numpy as np
+
+from asyncgrpo.books import Books
+from asyncgrpo.buffer.buffer import RolloutBuffer, Untrained
 from asyncgrpo.buffer.contract import StalenessContract
+from asyncgrpo.buffer.replay import ReplayStore
 from asyncgrpo.concurrency import deadline, run_until
 from asyncgrpo.errors import EngineError, GroupUnscored, RewardError, StallError
 from asyncgrpo.generation.rollout import generate_group
 from asyncgrpo.learning.batching import make_batch
 from asyncgrpo.meter import StepMeter
+from asyncgrpo.observe.files import write_text
 from asyncgrpo.observe.logs import log_context
 from asyncgrpo.observe.metrics import StepRecord
+from asyncgrpo.observe.reuse import ReuseMeter
 from asyncgrpo.observe.steps import StepMeasures, step_record
 from asyncgrpo.rewards.functions import score_group
 from asyncgrpo.session import Session
-from asyncgrpo.types import Batch, Completion, Group, Prompt, Sample, Snapshot, StepReport
+from asyncgrpo.types import Batch, Completion, Group, Prompt, Replayed, Sample, Snapshot, StepReport
 
 logger = logging.getLogger(__name__)
 
@@ -50,20 +58,23 @@ class Orchestrator:
         config = session.job.config
         self.config = config
         self.stop = asyncio.Event()
-        self.buffer = RolloutBuffer(
-            StalenessContract(
-                max_staleness=config.buffer.max_staleness,
-                groups_per_step=config.fresh_groups,
-                total_groups=session.job.total_steps * config.fresh_groups,
-                max_unfinished_groups=config.buffer.max_unfinished_groups,
-                over_stale=config.buffer.over_stale,
-            )
+        contract = StalenessContract(
+            max_staleness=config.buffer.max_staleness,
+            groups_per_step=config.fresh_groups,
+            total_groups=session.job.total_steps * config.fresh_groups,
+            max_unfinished_groups=config.buffer.max_unfinished_groups,
+            over_stale=config.buffer.over_stale,
+            refill_budget=config.refilled_groups,
         )
+        self.books = Books(session.job, contract)
+        self.buffer = RolloutBuffer(contract, self.books.reissue)
+        self.replay = ReplayStore(config.replay)
+        self.reuse = ReuseMeter(config.training.num_iterations)
         self.meter = StepMeter(session, self.buffer.contract)
         session.metrics.buffer_groups.set_function(lambda: self.buffer.contract.buffered)
         session.metrics.buffer_slots_held.set_function(lambda: self.buffer.contract.slots_held)
         self.steps_done = 0
-        self._counted: Counter[str] = Counter()  # drops by fate that /metrics knows of
+        self._counted: Counter[str] = Counter()  # by fate, as /metrics knows them
         self._mismatches_in_a_row = 0
         self._failures_in_a_row: Counter[str] = Counter()  # by reason
 
@@ -71,12 +82,20 @@ class Orchestrator:
         """Train until the last step, or until `stop` is set. Raises the first error of any part."""
         self.session.progress.watch(self._describe)
         await self.meter.start()
-        services = [engine.watch() for engine in self.session.managed]
-        await run_until(self._steps(), self._admissions(), self.session.learner.watch(), *services)
+        services = self.session.learner.watch(), self.session.supervisor.run()
+        await run_until(self._steps(), self._admissions(), *services)
         await self.buffer.drain()
         self._count_drops()
-        if self.config.observe.save_rollouts and (left := self.buffer.collect_untrained()):
-            await asyncio.to_thread(self.session.recorder.write_untrained, left)
+        await asyncio.to_thread(self._close_books, self.buffer.collect_untrained())
+
+    def _close_books(self, left: list[Untrained]) -> None:
+        """Write down what no step will any more."""
+        self.books.untrained(left)
+        self.books.run_ended()
+        self.books.write(self.session.folder.ledger_file)
+        write_text(self.session.folder.accounting_file, json.dumps(self.books.tables(), indent=2) + "\n")
+        if self.config.observe.save_rollouts and left:
+            self.session.recorder.write_untrained(left)
 
     async def _admissions(self) -> None:
         """Start a rollout whenever a slot is free."""
@@ -86,14 +105,15 @@ class Orchestrator:
                 self.session.generation_time.enter("busy")
                 self.session.metrics.groups_admitted.inc()
                 rollouts.create_task(self._rollout(group_id, start_version), name=f"rollout {group_id}")
+                await asyncio.sleep(0)  # a publish frees many slots at once: others shall run in between
 
     async def _rollout(self, group_id: int, start_version: int) -> None:
-        """One prompt to a scored group in the buffer; or dropped, if its samples or rewards cannot be had."""
-        prompt, admitted_at = self.session.job.prompts.next(), time.monotonic()
+        """One prompt to a scored group in the buffer; or none, if its samples or rewards cannot be had."""
+        prompt, admitted_at = self.books.admitted(group_id, start_version).prompt, time.monotonic()
         try:
-            completions = await generate_group(prompt, group_id, self.session.pool, self.config)
+            generated = await generate_group(prompt, group_id, self.session.pool, self.config)
             self._failures_in_a_row["failed"] = 0
-            samples = await self._score(prompt, completions)
+            samples = await self._score(prompt, generated.completions)
             self._failures_in_a_row["reward"] = 0
         except (EngineError, GroupUnscored) as error:
             await self._failed(group_id, prompt.prompt_id, error)
@@ -106,23 +126,24 @@ class Orchestrator:
                 admitted_at=admitted_at,
                 entered_at=time.monotonic(),
             )
+            self.books.finished(group, generated.cut, len(generated.failed))
             await self.buffer.enter(group)
         if self.buffer.contract.in_flight == 0:
             self.session.generation_time.enter("idle")
 
-    async def _score(self, prompt: Prompt, completions: list[Completion]) -> list[Sample]:
+    async def _score(self, prompt: Prompt, completions: Sequence[Completion]) -> list[Sample]:
         job = self.session.job
         texts = [job.tokenizer.decode(completion.token_ids, skip_special_tokens=True) for completion in completions]
         return await score_group(job.rewards, prompt, completions, texts)
 
     async def _failed(self, group_id: int, prompt_id: str, error: EngineError | GroupUnscored) -> None:
-        """One failed group is dropped and replaced; many in a row are no accident and end the run."""
+        """The prompt of a failed group comes again, if not for ever. Many failures in a row are no accident: stop."""
         kind, reason = (EngineError, "failed") if isinstance(error, EngineError) else (RewardError, "reward")
         self._failures_in_a_row[reason] += 1
         logger.warning("group %d (prompt %s) failed: %s", group_id, prompt_id, error)
         if (failures := self._failures_in_a_row[reason]) >= self.config.generation.max_failed_groups:
             raise kind(f"{failures} groups in a row failed; the last: {error}") from error
-        await self.buffer.drop(group_id, reason)
+        await self.buffer.drop(group_id, reason, reissue=self.books.failed(group_id, reason, error))
         self._count_drops()
 
     async def _steps(self) -> None:
@@ -137,18 +158,35 @@ class Orchestrator:
                     groups = await self._take(step)
                     if groups is None:
                         return
-                    batch = make_batch(groups, version, self.config, reward_weights)
+                    batch = make_batch(groups, version, self.config, reward_weights, self._draw(version))
                     await self.meter.training_starts()
                     with session.learner_time.during("training"):
                         report = await session.learner.train(batch)
                     await self.meter.training_ends()
+                    self._settle(groups, batch)
                     new_version = await self.buffer.consumed()
-                    if step < total:
+                    if step < total and new_version % self.config.weights.publish_interval == 0:
                         publishing = await self._start_publish(new_version, background, publishing)
                     await self._record(step, version, groups, batch, report, await self.meter.step_measures())
                 self.steps_done = step
                 if self.stop.is_set():
                     return
+
+    def _draw(self, version: int) -> list[Replayed]:
+        """Groups to train again beside the fresh ones; the same in a repeated run."""
+        random = np.random.default_rng((self.config.run.seed, version))
+        return self.replay.draw(self.config.replayed_groups, version, random)
+
+    def _settle(self, groups: list[Group], batch: Batch) -> None:
+        """A step has trained `groups`, which come first in `batch`, and what was replayed."""
+        self.books.replayed(np.unique(batch.group_ids[batch.uses > 0]).tolist())
+        ends = np.cumsum([len(group.samples) for group in groups])
+        of_group = np.split(batch.advantages[: ends[-1]], ends[:-1])
+        kept: set[int] = set()
+        if self.config.replayed_groups:
+            kept = {g.group_id for g, each in zip(groups, of_group, strict=True) if self.replay.add(g, each)}
+        self.books.trained(groups, kept)
+        self.books.let_go(group_id for group_id, _ in self.replay.collect_left())
 
     async def _take(self, step: int) -> list[Group] | None:
         """The groups of a step, or None when the run is to stop."""
@@ -194,21 +232,28 @@ class Orchestrator:
         self.meter.publish_seconds = time.monotonic() - started
         self.session.metrics.publish_duration.observe(self.meter.publish_seconds)
         logger.info("version %d published: %s", report.version, report)
-        await self.buffer.published(self.session.pool.served_version)
+        what = f"version {snapshot.version}: waiting for an engine that serves it"
+        async with deadline(self.config.buffer.stall_timeout, StallError, f"{what} (buffer.stall_timeout)"):
+            served = await self.session.pool.until_served(snapshot.version)
+        await self.buffer.published(served)
 
     async def _record(
         self, step: int, version: int, groups: list[Group], batch: Batch, report: StepReport, measures: StepMeasures
     ) -> None:
-        record = step_record(step, groups, version, report, measures)
+        untrained = self.buffer.collect_untrained()
+        self.books.untrained(untrained)
+        flow = {**self.reuse.step(batch, len(self.replay)), **self.books.fields()}
+        record = step_record(step, groups, version, report, measures, flow)
         self.session.metrics.observe_step(record)
         self._warn_of_mismatch(record)
         self._count_drops()
-        untrained = self.buffer.collect_untrained()
+        fresh = sum(len(group.samples) for group in groups)
 
         def write() -> None:
             self.session.recorder.append_step(record)
+            self.books.write(self.session.folder.ledger_file)
             if self.config.observe.save_rollouts:
-                self.session.recorder.write_rollouts(step, version, groups, batch.advantages, untrained)
+                self.session.recorder.write_rollouts(step, version, groups, batch.advantages[:fresh], untrained)
 
         await asyncio.to_thread(write)
         self.session.progress.step(record)
@@ -227,9 +272,9 @@ class Orchestrator:
             )
 
     def _count_drops(self) -> None:
-        """Bring /metrics up to what the contract has dropped."""
+        """Bring /metrics up to the fates the contract has given."""
         for fate, count in self.buffer.contract.fates.items():
-            if fate.startswith("dropped:"):
+            if fate != "trained":
                 new, self._counted[fate] = count - self._counted[fate], count
                 self.session.metrics.groups.labels(fate.replace(":", "_")).inc(new)
 

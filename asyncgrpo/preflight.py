@@ -12,6 +12,8 @@ from typing import Any
 
 from asyncgrpo.config import RunConfig
 from asyncgrpo.config.resolve import Machine, locate_model, resolve
+from asyncgrpo.config.sections import TrainingSection
+from asyncgrpo.config.training_checks import check_warm_up
 from asyncgrpo.errors import ConfigError
 from asyncgrpo.generation.server import check_ports, check_vllm_installed
 from asyncgrpo.observe.run_folder import check_free
@@ -52,7 +54,7 @@ def prepare(
     check_model_path(config.model.path)
     config = within_context(resolve(config, machine or Machine.here()))
     check_free(Path(config.run.output_dir))
-    if not config.engines.urls:
+    if config.engines.devices:
         check_vllm_installed()
     check_ports(config)
     check_metrics_port(config)
@@ -62,7 +64,7 @@ def prepare(
     tokenizer = load_tokenizer(config) if tokenizer is None else tokenizer
     prompts = PromptStream(checked_rows, tokenizer, config)
     steps = total_steps(config, prompts.prompts_per_epoch)
-    training = config.training.model_copy(update={"max_steps": steps})  # schedules need the length
+    training = with_length(config.training, steps)
     return Job(
         config=config.model_copy(update={"training": training}),
         prompts=prompts,
@@ -96,7 +98,7 @@ def within_context(config: RunConfig) -> RunConfig:
             f"prompt and completion may have {longest} tokens, but the model's context is {context}; lower "
             "generation.max_completion_length, data.max_prompt_length or engines.max_model_len"
         )
-    if config.engines.urls or config.engines.max_model_len is not None:
+    if not config.engines.devices or config.engines.max_model_len is not None:
         return config
     room = context - config.generation.max_completion_length
     return config.model_copy(update={"data": config.data.model_copy(update={"max_prompt_length": room})})
@@ -108,6 +110,16 @@ def total_steps(config: RunConfig, prompts_per_epoch: int) -> int:
     if training.max_steps > 0:
         return training.max_steps
     return max(1, math.ceil(training.num_train_epochs * prompts_per_epoch / training.groups_per_step))
+
+
+def with_length(training: TrainingSection, steps: int) -> TrainingSection:
+    """Schedules need the length. Raises ConfigError for a warm-up that the run ends in."""
+    section = training.model_copy(update={"max_steps": steps})
+    try:
+        check_warm_up(section)
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
+    return section
 
 
 def check_model_path(path: str) -> None:

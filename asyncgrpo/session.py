@@ -7,18 +7,20 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 
-from asyncgrpo.concurrency import deadline, gather_all
+from asyncgrpo.concurrency import gather_all
 from asyncgrpo.config import RunConfig
 from asyncgrpo.config.resolve import PROBE_TOKENS
-from asyncgrpo.errors import EngineError, EngineStartError, PublishError, StallError
+from asyncgrpo.errors import EngineError, PublishError, StallError
 from asyncgrpo.generation.client import EngineClient
 from asyncgrpo.generation.pool import EnginePool
 from asyncgrpo.generation.server import VLLM_MODULE, EngineSpec, ManagedEngine, engine_specs
+from asyncgrpo.generation.startup import until_healthy
+from asyncgrpo.generation.supervisor import Supervisor
 from asyncgrpo.generation.verify import verify_settings, with_dtype_of
 from asyncgrpo.learning.client import LearnerClient
 from asyncgrpo.observe.metrics import GENERATION_STATES, LEARNER_STATES, RunMetrics
@@ -35,9 +37,6 @@ from asyncgrpo.weights.transports import open_transport, transport_backend
 
 logger = logging.getLogger(__name__)
 
-HEALTH_POLL_SECONDS = 0.5
-DEATH_SECONDS = 1.0
-"""How long after a failure the end of an engine's process may still be noticed."""
 PROBE_PROMPTS = 4
 PROBE_TOLERANCE = {"float32": 0.01, "bfloat16": 0.15}
 """Allowed mean |difference| of log-probabilities, nats per token: rounding of the engine's type."""
@@ -47,8 +46,9 @@ PROBE_TOLERANCE = {"float32": 0.01, "bfloat16": 0.15}
 class Session:
     job: Job
     folder: RunFolder
-    managed: Sequence[ManagedEngine]
     pool: EnginePool
+    supervisor: Supervisor
+    """Its `run` looks after the engines once they serve; it has to run beside the training."""
     learner: LearnerClient
     publisher: Publisher
     metrics: RunMetrics
@@ -74,6 +74,7 @@ async def open_session(
             )
             for name, url in _addresses(specs, config.engines.urls)
         ]
+        by_name = {client.name: client for client in clients}
         learner_time, generation_time = TimeAccount(LEARNER_STATES), TimeAccount(GENERATION_STATES)
         metrics = _metrics(job, folder, clients, learner_time)
         server = await stack.enter_async_context(
@@ -81,26 +82,26 @@ async def open_session(
         )
         if server.url is not None:
             progress.note(f"metrics at {server.url}/metrics, logs in {folder.logs_dir}")
-        if not managed:
-            config = await _check_running(clients, config, backend)
-            job = replace(job, config=config)
+        config = await _check_running(clients[len(managed) :], config, backend)
+        job = replace(job, config=config)
         learner = LearnerClient(config, folder.logs_dir)
         transport = await stack.enter_async_context(open_transport(config, learner))
         stack.push_async_callback(_stop_all, learner, managed)
         names = f"{len(clients)} engine{'s' if len(clients) > 1 else ''}"
         with progress.phase(f"starting {names} and the learner"):
-            await gather_all(_start_engines(managed, clients), learner.start())
-        await stack.enter_async_context(_last_words(managed))
-        if managed:
-            await verify_settings(clients, config, backend)
+            await gather_all(_start_engines(managed, by_name), learner.start())
         pool = EnginePool(clients)
         publisher = _publisher(job, folder, pool, transport, metrics)
+        processes = {engine.spec.name: engine for engine in managed}
+        supervisor = Supervisor(pool, processes, publisher, config, partial(_verify, config, backend))
+        await stack.enter_async_context(_last_words(managed, supervisor))
+        await verify_settings(clients[: len(managed)], config, backend)
         await publisher.connect()
         yield Session(
             job=job,
             folder=folder,
-            managed=managed,
             pool=pool,
+            supervisor=supervisor,
             learner=learner,
             publisher=publisher,
             metrics=metrics,
@@ -137,12 +138,14 @@ def _publisher(job: Job, folder: RunFolder, pool: EnginePool, transport: Transpo
         metrics.policy_version.labels(engine).set(version)
 
     weights = job.config.weights
+    draining = job.config.generation.request_timeout if weights.in_flight == "finish" else 0.0
     return Publisher(
         transport,
         pool.clients,
         incarnation=folder.incarnation,
-        timeout=weights.publish_timeout,
+        timeout=weights.publish_timeout + draining,
         concurrency=weights.publish_concurrency,
+        in_flight=weights.in_flight,
         on_served=on_served,
     )
 
@@ -152,9 +155,15 @@ async def _check_running(clients: Sequence[EngineClient], config: RunConfig, bac
 
     Returns the configuration with their dtype in place of `auto`.
     """
+    if not clients:
+        return config
     await gather_all(*(client.health() for client in clients))
     await verify_settings(clients, config, backend)
     return await with_dtype_of(clients, config)
+
+
+async def _verify(config: RunConfig, backend: str, client: EngineClient) -> None:
+    await verify_settings([client], config, backend)
 
 
 async def _stop_all(learner: LearnerClient, managed: Sequence[ManagedEngine]) -> None:
@@ -162,57 +171,30 @@ async def _stop_all(learner: LearnerClient, managed: Sequence[ManagedEngine]) ->
     await asyncio.gather(learner.stop(), *(engine.stop() for engine in managed))
 
 
-async def _start_engines(managed: Sequence[ManagedEngine], clients: Sequence[EngineClient]) -> None:
-    """Engines are managed all or none; the running ones of a run without managed engines have been checked."""
+async def _start_engines(managed: Sequence[ManagedEngine], clients: Mapping[str, EngineClient]) -> None:
     for engine in managed:
         await engine.start()
-    await gather_all(*(_until_healthy(client, owner) for client, owner in zip(clients, managed, strict=False)))
-
-
-async def _until_healthy(client: EngineClient, owner: ManagedEngine) -> None:
-    """It has its startup_timeout, unless its process ends."""
-    died = asyncio.create_task(owner.watch())
-    try:
-        async with deadline(owner.spec.startup_timeout, _late(owner), f"start of {client.name}"):
-            while not died.done():
-                try:
-                    return await client.health()
-                except EngineError:
-                    await asyncio.wait({died}, timeout=HEALTH_POLL_SECONDS)
-        try:
-            died.result()
-        except EngineError as error:
-            raise EngineStartError(f"{client.name} did not start: {error}") from error
-    finally:
-        died.cancel()
-        await asyncio.gather(died, return_exceptions=True)
+    await gather_all(*(until_healthy(clients[engine.spec.name], engine) for engine in managed))
 
 
 @asynccontextmanager
-async def _last_words(managed: Sequence[ManagedEngine]) -> AsyncIterator[None]:
-    """A dying engine first shows as a failed request or publish, a hung one as a wait that was too long. Raise the end
-    of its process instead, if it ended; else add what the engines last said."""
+async def _last_words(managed: Sequence[ManagedEngine], supervisor: Supervisor) -> AsyncIterator[None]:
+    """A dying engine first shows as a failed request or publish, a hung one as a wait that was too long. Where the
+    engines were not supervised yet, raise the end of a process instead, if one ended; else add what they last said."""
     try:
         yield
     except (EngineError, PublishError, StallError) as error:
-        if death := await _first_death(managed):
+        if error is supervisor.verdict:
+            raise
+        if not supervisor.has_begun and (death := await _first_death(managed)):
             raise death from error
         said = "".join(f"\n{engine.spec.name}: {engine.log_tail()}" for engine in managed)
         raise type(error)(f"{error}{said}") from error
 
 
-async def _first_death(managed: Sequence[ManagedEngine]) -> BaseException | None:
-    if not managed:
-        return None
-    watches = [asyncio.create_task(engine.watch()) for engine in managed]
-    ended, running = await asyncio.wait(watches, timeout=DEATH_SECONDS, return_when=asyncio.FIRST_COMPLETED)
-    for watch in running:
-        watch.cancel()
-    return next((watch.exception() for watch in ended), None)
-
-
-def _late(owner: ManagedEngine) -> Callable[[str], EngineStartError]:
-    return lambda what: EngineStartError(f"{what} (engines.startup_timeout); {owner.log_tail()}")
+async def _first_death(managed: Sequence[ManagedEngine]) -> EngineError | None:
+    deaths = await asyncio.gather(*(engine.death() for engine in managed))
+    return next((death for death in deaths if death), None)
 
 
 async def prove_weights(session: Session) -> list[Agreement]:

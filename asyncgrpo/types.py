@@ -15,6 +15,8 @@ import numpy as np
 
 FinishReason = Literal["stop", "length"]
 Fate = Literal["trained", "dropped", "reissued"]
+InFlight = Literal["keep", "abort_resume", "finish"]
+"""What becomes of the requests under way when a version is published (weights.in_flight)."""
 Message = Mapping[str, Any]
 PromptText = str | Sequence[Message]
 
@@ -39,14 +41,18 @@ class Prompt:
         return not isinstance(self.prompt, str)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Completion:
-    """What one engine sampled for one prompt. The three sequences have one entry per token."""
+    """What one engine sampled for one prompt: T tokens.
 
-    token_ids: tuple[int, ...]
-    behaviour_logprobs: tuple[float, ...]
+    Any sequences may be given; they are kept as read-only arrays. Equal if every field is, element by element; not
+    hashable.
+    """
+
+    token_ids: np.ndarray  # [T] int32
+    behaviour_logprobs: np.ndarray  # [T] float32
     """Natural log, of the distribution that was sampled from (temperature applied)."""
-    versions: tuple[int, ...]
+    versions: np.ndarray  # [T] int32
     """Policy version that sampled each token."""
     finish_reason: FinishReason
     engine: str
@@ -55,12 +61,35 @@ class Completion:
     """Seconds of the orchestrator's monotonic clock, around the request."""
 
     def __post_init__(self) -> None:
+        for name, dtype in _COMPLETION_DTYPES:
+            values = np.asarray(getattr(self, name), dtype=dtype)
+            values.flags.writeable = False
+            object.__setattr__(self, name, values)
         n = len(self.token_ids)
         if not n == len(self.behaviour_logprobs) == len(self.versions):
             raise ValueError(
                 f"completion has {n} tokens, {len(self.behaviour_logprobs)} log-probabilities "
                 f"and {len(self.versions)} versions"
             )
+
+    def __len__(self) -> int:
+        return len(self.token_ids)
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Completion):
+            return NotImplemented
+        return (
+            (self.finish_reason, self.engine, self.started_at, self.finished_at)
+            == (other.finish_reason, other.engine, other.started_at, other.finished_at)
+            and np.array_equal(self.token_ids, other.token_ids)
+            and np.array_equal(self.behaviour_logprobs, other.behaviour_logprobs)
+            and np.array_equal(self.versions, other.versions)
+        )
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+_COMPLETION_DTYPES = (("token_ids", np.int32), ("behaviour_logprobs", np.float32), ("versions", np.int32))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,11 +105,11 @@ class Sample:
 
     @property
     def oldest_version(self) -> int:
-        return min(self.completion.versions)
+        return int(self.completion.versions.min())
 
     @property
     def newest_version(self) -> int:
-        return max(self.completion.versions)
+        return int(self.completion.versions.max())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,6 +143,19 @@ class Group:
         `soft_punish_cache` in length.
         """
         return len({sample.reward for sample in self.samples if not math.isnan(sample.reward)}) < 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Replayed:
+    """A group that is trained once more."""
+
+    group: Group
+    advantages: np.ndarray  # [samples] float32
+    """Those of the step that trained it first."""
+    uses: int
+    """Steps that trained it before this one, at least 1."""
+    probability_weight: float
+    """Factor of its loss that makes up for how likely it was to be drawn."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -162,7 +204,11 @@ class Batch:
     behaviour_logprobs: np.ndarray  # [C] float32
     token_versions: np.ndarray  # [C] int32
     loss_mask: np.ndarray  # [C] bool: True where a token is trained
+    denominator_tokens: np.ndarray  # [S] int32: trained tokens, and those left out as over-stale
     advantages: np.ndarray  # [S] float32
+    is_scored: np.ndarray  # [S] bool: False where no reward function applied; the advantage is then 0
+    sample_weights: np.ndarray  # [S] float32: 1, or what makes up for drawing the group by priority
+    uses: np.ndarray  # [S] int32: steps that trained the sample before this one; 0 where it is fresh
     group_ids: np.ndarray  # [S] int32
 
     def __len__(self) -> int:

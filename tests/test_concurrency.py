@@ -3,7 +3,7 @@ import time
 
 import pytest
 
-from asyncgrpo.concurrency import deadline, gather_all, root_cause, run_until
+from asyncgrpo.concurrency import Severable, deadline, gather_all, root_cause, run_until
 from asyncgrpo.errors import EngineError, StallError
 
 
@@ -118,3 +118,14 @@ async def test_gather_all_keeps_order_and_cancels_the_rest_on_failure() -> None:
         with pytest.raises(EngineError, match="one is down"):
             await gather_all(wait_for_ever(ended, "a"), fail(EngineError("one is down"), 0.01))
     assert ended == ["a"]
+
+
+async def test_what_is_severed_ends_with_the_error_and_the_rest_keeps_its_result() -> None:
+    severable = Severable()
+    done, pending = (asyncio.create_task(severable.run(asyncio.sleep(t, "result"))) for t in (0, 60))
+    await asyncio.sleep(0.01)
+    severable.sever(lambda: ValueError("cut"))
+    assert await done == "result"
+    with pytest.raises(ValueError, match="cut"):
+        await pending
+    assert await severable.run(asyncio.sleep(0, "later")) == "later"

@@ -203,6 +203,14 @@ def test_epochs_become_steps_that_a_schedule_can_use(tiny_model: Path, tmp_path:
     assert job.total_steps == job.config.training.max_steps == 2
 
 
+def test_a_warm_up_that_the_epochs_end_in_is_refused(tiny_model: Path, tmp_path: Path) -> None:
+    """How long the run is, only the data set tells."""
+    training = {"max_steps": -1, "lr_scheduler_type": "cosine", "warmup_steps": 2}
+    config = run_config(tiny_model, tmp_path, ["http://127.0.0.1:9"], training=training)
+    with pytest.raises(ConfigError, match=r"^training.warmup_steps=2 counts .* the run has 2 \(training.max_steps=2 x"):
+        make_job(config)
+
+
 def test_a_hub_name_is_the_learners_to_find() -> None:
     check_model_path("organisation/model")
     check_model_path("gpt2")

@@ -22,6 +22,7 @@ from asyncgrpo.errors import (
     RewardError,
     StallError,
 )
+from asyncgrpo.observe.ledger_file import read_ledger
 from asyncgrpo.orchestrator import Orchestrator
 from asyncgrpo.rewards.functions import from_callables
 from asyncgrpo.testing.fake_engine import FakeEngine
@@ -105,18 +106,22 @@ async def test_a_run_that_does_not_move_says_what_it_waits_for(tiny_model: Path,
 
 
 @pytest.mark.parametrize("fault", [Fault("hang"), Fault("null_logprob"), Fault("status", status=400)])
-async def test_one_bad_group_is_dropped_and_replaced(fault: Fault, tiny_model: Path, tmp_path: Path) -> None:
-    """Group 1 can never be generated: the run trains all its steps without it."""
+async def test_the_prompt_of_one_bad_group_comes_again(fault: Fault, tiny_model: Path, tmp_path: Path) -> None:
+    """Group 1 can never be generated: the run trains all its steps without it, and its prompt in another."""
     fault = Fault(fault.kind, status=fault.status, match=lambda body: body["request_id"].split("-")[1] == "1")
     sections = merged(NO_PROBE, {"generation": {"request_timeout": 6.0, "max_attempts": 1}})
     async with faulty(tiny_model, tmp_path, fault, sections=sections) as (run, engine):
         await run.run()
-        assert run.buffer.contract.fates == {"trained": 16, "dropped:failed": 1}
+        assert run.buffer.contract.fates == {"trained": 16, "reissued:failed": 1}
         assert len({call.body["request_id"].split("-")[1] for call in engine.calls(GENERATE)}) == 17
     result = Run(tmp_path)
     assert len(result.steps) == 4
-    assert result.steps[-1]["groups_dropped/failed"] == 1
+    assert result.steps[-1]["groups_reissued/failed"] == 1
     assert 1 not in {row["group_id"] for row in result.trained}
+    ledger = read_ledger(tmp_path / "run" / "ledger.jsonl")
+    failed = next(entry for entry in ledger if entry.group_id == 1)
+    again = next(entry for entry in ledger if entry.prompt_id == failed.prompt_id and entry.attempt == 1)
+    assert (failed.fate, failed.reason, again.fate) == ("reissued", "failed", "trained")
     assert max(row["staleness_max"] for row in result.trained) <= 1
 
 
@@ -130,9 +135,24 @@ async def test_a_load_that_fails_once_is_repeated(tiny_model: Path, tmp_path: Pa
     assert len(Run(tmp_path).steps) == 4
 
 
-async def test_a_load_that_always_fails_ends_the_run(tiny_model: Path, tmp_path: Path) -> None:
+GONE_SOON = {"engines": {"startup_timeout": 2.0}}
+ALL_AFTER_THE_PROBE = tuple(range(2, 99))
+
+
+async def test_an_engine_whose_load_fails_is_brought_back(tiny_model: Path, tmp_path: Path) -> None:
+    """Twice in a row: the publish fails. The engine is alone, so the run waits for it."""
     fault = Fault("status", on=UPDATE, nth=(2, 3), text="out of memory")
     async with faulty(tiny_model, tmp_path, fault) as (run, engine):
+        await run.run()
+        assert engine.core.version.endswith(".0:3")
+        assert engine.core.paused is None
+    assert len(Run(tmp_path).steps) == 4
+    assert max(row["staleness_max"] for row in Run(tmp_path).trained) <= 1
+
+
+async def test_a_load_that_always_fails_ends_the_run(tiny_model: Path, tmp_path: Path) -> None:
+    fault = Fault("status", on=UPDATE, nth=ALL_AFTER_THE_PROBE, text="out of memory")
+    async with faulty(tiny_model, tmp_path, fault, sections=GONE_SOON) as (run, engine):
         message = await failure(run, PublishError)
         assert engine.core.version == INCOMPLETE
         assert engine.core.paused == "keep", "an engine without whole weights does not go on"
@@ -141,10 +161,20 @@ async def test_a_load_that_always_fails_ends_the_run(tiny_model: Path, tmp_path:
 
 
 async def test_a_load_that_never_ends_is_given_up(tiny_model: Path, tmp_path: Path) -> None:
-    sections = {"weights": {"publish_timeout": 1.0}}
-    async with faulty(tiny_model, tmp_path, Fault("hang", on=UPDATE, nth=(2,)), sections=sections) as (run, _):
+    sections = merged(GONE_SOON, {"weights": {"publish_timeout": 1.0}})
+    fault = Fault("hang", on=UPDATE, nth=ALL_AFTER_THE_PROBE)
+    async with faulty(tiny_model, tmp_path, fault, sections=sections) as (run, _):
         message = await failure(run, PublishError)
     assert "publish of version 1 to engine-0" in message
+
+
+async def test_a_running_engine_that_goes_away_ends_the_run_once_it_is_not_waited_for_any_more(
+    tiny_model: Path, tmp_path: Path
+) -> None:
+    async with faulty(tiny_model, tmp_path, Fault("die", nth=(40,)), sections=GONE_SOON) as (run, engine):
+        async with asyncio.timeout(30):
+            with pytest.raises(EngineUnavailable, match=engine.url):
+                await run.run()
 
 
 @pytest.mark.slow

@@ -164,7 +164,7 @@ async def test_a_managed_engine_that_dies_ends_the_run_with_its_last_words(
     """Whether it dies while it generates or in the middle of a publish."""
     before = children()
     faults = json.dumps([{"kind": "die", "on": route, "nth": [nth]}])
-    config = run_config(tiny_model, tmp_path, engines={"extra_args": ["--faults", faults]})
+    config = run_config(tiny_model, tmp_path, engines={"extra_args": ["--faults", faults], "max_restarts": 0})
     async with asyncio.timeout(60):
         with pytest.raises(EngineError, match=r"engine-0 ended with exit code 1; last lines of .*engine-0\.log"):
             async with opened(make_job(config, data=rows(short=8, long=0))) as orchestrator:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 __all__ = ["GroupsByVersion"]
@@ -43,7 +44,10 @@ class GroupsByVersion:
     def count(self, version: int) -> int:
         return len(self._groups.get(version, ()))
 
-    def oldest_first(self) -> Iterator[int]:
-        """Group ids by version, then in order of admission. Sorts only what the caller walks to."""
+    def oldest_first(self, before: float = math.inf) -> Iterator[int]:
+        """Ids of groups older than version `before`, by version, then in order of admission. Sorts only what the
+        caller walks to."""
         for version in self.versions():
+            if version >= before:
+                return
             yield from sorted(self._groups[version])

@@ -59,6 +59,10 @@ class StalenessContract:
     _awaiting_publish: Counter[int] = field(default_factory=Counter)  # version that consumed them -> groups
     _uniform_dropped: int = 0  # since the last take
 
+    def fates_of(self, kind: str) -> dict[str, int]:
+        """Groups `dropped` or `reissued` so far, by reason."""
+        return {fate.partition(":")[2]: n for fate, n in self.fates.items() if fate.startswith(f"{kind}:")}
+
     @property
     def slots(self) -> int:
         return (self.max_staleness + 1) * self.groups_per_step
@@ -136,13 +140,10 @@ class StalenessContract:
 
     def over_stale_groups(self) -> list[int]:
         """Finished groups that may not be trained any more, oldest first; under `wait` there are none."""
-        past = []
-        for group_id in self._finished.oldest_first():
-            if self._finished[group_id] >= self._bound:
-                break
-            if self.over_stale != "mask" or self._newest[group_id] < self._bound:
-                past.append(group_id)
-        return past
+        older = self._finished.oldest_first(before=self._bound)
+        if self.over_stale != "mask":
+            return list(older)
+        return [group_id for group_id in older if self._newest[group_id] < self._bound]
 
     def choose(self) -> list[int] | None:
         """Ids of the groups the next step may train, oldest first; None while it must wait."""

@@ -13,7 +13,9 @@ from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt
 
 from asyncgrpo.config.section import Fraction, Section
 
-ClipWidth = Annotated[float, Field(gt=0.0, le=1e6)]
+LARGEST_WIDTH = 1e6
+ClipWidth = Annotated[float, Field(gt=0.0, le=LARGEST_WIDTH)]
+PenaltyWeight = Annotated[float, Field(ge=0.0, le=1e3)]
 
 GATE_CAPS = {"cispo": 5.0, "aipo": 5.0, "dppo_tv": 20.0, "dppo_kl": 20.0}
 """Gates with a largest weight, and that weight when objective.gate_cap is absent."""
@@ -112,13 +114,13 @@ class ObjectiveSection(Section):
     loss_type: Literal["grpo", "dr_grpo", "bnpo", "dapo", "luspo", "prompt_mean"] = "dapo"
     """Mean over tokens: of the sample (grpo), of the minibatch (bnpo), of the step (dapo), of the prompt (prompt_mean);
     their sum divided by a constant (dr_grpo), or their sum (luspo)."""
-    beta: NonNegativeFloat = 0.0
+    beta: PenaltyWeight = 0.0
     """Weight of the KL divergence from the reference model. 0: no reference model is kept."""
     kl_estimator: Literal["k1", "k2", "k3"] = "k3"
     """Estimate of the divergence: x, x²/2 or exp(-x) - 1 + x, with x = log(current/reference)."""
     kl_weight: Literal["none", "proximal", "behaviour"] = "proximal"
     """Multiply the estimate by nothing, current/proximal (as TRL does), or current/behaviour (unbiased off-policy)."""
-    entropy_coef: NonNegativeFloat = 0.0
+    entropy_coef: PenaltyWeight = 0.0
     """Weight of an entropy bonus."""
 
     @property

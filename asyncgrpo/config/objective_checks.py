@@ -1,4 +1,4 @@
-"""Which choices of the objective go together. Raises ValueError in one line: the value, the reason, the remedy.
+"""Which choices of the objective go together. Raises ValueError, one line per fault: the value, the reason, the remedy.
 
 Two kinds are refused: what would train something else than it says (drift counted twice, an estimate without a
 gradient), and what would have no effect. A setting counts as given when it differs from its default, since a run's own
@@ -7,18 +7,24 @@ config.yaml gives every one of them.
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from typing import Any
+import math
+from collections.abc import Collection, Iterator, Sequence
 
+from asyncgrpo.config.advantage_checks import advantage_faults
 from asyncgrpo.config.objective import (
     CORRECTION_CAPS,
     GATE_CAPS,
     GATE_THRESHOLDS,
+    LARGEST_WIDTH,
     ObjectiveSection,
 )
+from asyncgrpo.config.remedies import OUT, Fault, Remedy, any_of, described, is_given, out
 
 PRODUCT_GATES = ("vespo", "topr", "aipo", "dppo_tv", "dppo_kl", "m2po")
 """Gates on current/behaviour: the correction's weight of a token times its ratio."""
+
+_TOKEN_WEIGHTS = ("token_truncate", "token_mask", "icepop", "geometric_mask", "k3_mask")
+"""Corrections with a weight for each token that they keep."""
 
 _SAMPLE_WEIGHTS = ("sequence_truncate", "sequence_mask", "geometric_truncate")
 """Corrections with one weight for all tokens of a sample. (VESPO gates whole samples, and takes them.)"""
@@ -52,150 +58,149 @@ _CORRECTIONS_OF: dict[str, Collection[str]] = {
 
 def check_objective(objective: ObjectiveSection, *, max_completion_length: int, rewards: int) -> None:
     """rewards: how many the configuration names; 0 if none, as under a trainer that is given functions."""
-    _check_advantages(objective, max_completion_length, rewards)
-    _check_gate(objective)
-    _check_correction(objective)
-    _check_anchor(objective)
-    _check_divergence(objective)
+
+    def faults_of(changed: ObjectiveSection) -> Iterator[Fault]:
+        yield from advantage_faults(changed, max_completion_length, rewards)
+        yield from _gate(changed)
+        yield from _correction(changed)
+        yield from _anchor(changed)
+        yield from _divergence(changed)
+
+    if lines := described(objective, faults_of):
+        raise ValueError("\n".join(lines))
 
 
-def _check_advantages(objective: ObjectiveSection, max_completion_length: int, rewards: int) -> None:
-    baseline, scale = objective.advantage_baseline, objective.scale_rewards
-    if scale == "group" and baseline in ("batch_mean", "none"):
-        raise ValueError(
-            f"objective.scale_rewards=group with objective.advantage_baseline={baseline} divides by the spread inside "
-            "a group, which can be next to nothing, a distance from outside of it; set objective.scale_rewards to "
-            "batch or none"
-        )
-    if scale == "mean" and baseline != "group_mean":
-        raise ValueError(
-            f"objective.scale_rewards=mean (MaxRL) divides by the group's mean what is left after taking it off, but "
-            f"objective.advantage_baseline={baseline}; set objective.advantage_baseline=group_mean"
-        )
-    if objective.multi_objective_aggregation == "normalize_then_sum":
-        if (baseline, scale) != ("group_mean", "group"):
-            raise ValueError(
-                "objective.multi_objective_aggregation=normalize_then_sum (GDPO) normalises each reward within its "
-                f"group, but objective.advantage_baseline={baseline} and objective.scale_rewards={scale}; "
-                "set them to group_mean and group"
-            )
-        if rewards == 1:
-            raise ValueError(
-                "objective.multi_objective_aggregation=normalize_then_sum is for several rewards, but rewards names "
-                "one; leave it out"
-            )
-    cache = objective.soft_punish_cache
-    if cache is not None and scale == "mean":
-        raise ValueError(
-            f"objective.soft_punish_cache={cache} makes rewards negative, and objective.scale_rewards=mean (MaxRL) "
-            "divides by their mean; leave one out"
-        )
-    if cache is not None and cache >= max_completion_length:
-        raise ValueError(
-            f"objective.soft_punish_cache={cache} covers whole completions; make it less than "
-            f"generation.max_completion_length={max_completion_length}"
-        )
-
-
-def _check_gate(objective: ObjectiveSection) -> None:
+def _gate(objective: ObjectiveSection) -> Iterator[Fault]:
     gate, level, high = objective.gate, objective.importance_sampling_level, objective.resolved_epsilon_high
     for field, gates in _GATES_OF.items():
-        if gate not in gates and _is_given(objective, field):
-            raise ValueError(
+        if gate not in gates and is_given(objective, field):
+            yield Fault(
+                (field, "gate"),
                 f"objective.{field}={getattr(objective, field)} has no effect with objective.gate={gate}"
-                f"{_bounds_of(gate)}; leave it out, or set objective.gate to {_either(gates)}"
+                f"{_bounds_of(gate)}",
+                (*_as_cap(objective, field), out(field), *any_of("gate", gates)),
             )
     if level != "token" and gate in _TOKEN_GATES:
-        raise ValueError(
+        yield Fault(
+            ("importance_sampling_level", "gate"),
             f"objective.importance_sampling_level={level} has no meaning with objective.gate={gate}, which takes the "
-            "ratio of every token; set objective.importance_sampling_level=token"
+            "ratio of every token",
+            any_of("importance_sampling_level", ("token",)),
         )
     if objective.delta is not None and objective.delta < 1.0 + high:
-        raise ValueError(
+        enough = max(4, math.ceil(1.0 + high))
+        larger = Remedy({"delta": float(enough)}, f"give at least that, for example {enough}")
+        yield Fault(
+            ("delta", "epsilon_high"),
             f"objective.delta={objective.delta} lies inside the clip, which ends at 1 + epsilon_high = {1.0 + high:g}: "
-            "it would only narrow the clip for positive advantages; give at least that, for example 4"
+            "it would only narrow the clip for positive advantages",
+            (*([larger] if enough <= LARGEST_WIDTH else []), out("delta")),
         )
     if objective.delta is not None and objective.dual_clip is not None:
-        raise ValueError(
+        yield Fault(
+            ("delta", "dual_clip"),
             f"objective.delta={objective.delta} and objective.dual_clip={objective.dual_clip} are two names of one "
-            "bound; leave one out"
+            "bound",
+            (out("delta"), out("dual_clip")),
         )
 
 
-def _check_correction(objective: ObjectiveSection) -> None:
+def _correction(objective: ObjectiveSection) -> Iterator[Fault]:
     correction = objective.importance_sampling_correction
     for field, corrections in _CORRECTIONS_OF.items():
-        if correction not in corrections and _is_given(objective, field):
-            raise ValueError(
+        if correction not in corrections and is_given(objective, field):
+            yield Fault(
+                (field, "importance_sampling_correction"),
                 f"objective.{field}={getattr(objective, field)} has no effect with "
-                f"objective.importance_sampling_correction={correction}; leave it out, or set "
-                f"objective.importance_sampling_correction to {_either(corrections)}"
+                f"objective.importance_sampling_correction={correction}",
+                (out(field), *any_of("importance_sampling_correction", corrections)),
             )
     if objective.importance_sampling_normalise and objective.gate in BENT_GATES:
-        raise ValueError(
+        yield Fault(
+            ("importance_sampling_normalise", "gate"),
             "objective.importance_sampling_normalise=True divides the objective by the mean weight, but "
             f"objective.gate={objective.gate} is not proportional to the weight: its own bound would move with the "
-            "mean; leave it out, or set objective.gate to one that is, for example cispo or m2po"
+            "mean",
+            (out("importance_sampling_normalise"), *any_of("gate", ("cispo", "m2po"))),
         )
     low, cap = objective.resolved_min, objective.resolved_cap
+    bounds = ("importance_sampling_min", "importance_sampling_cap")
+    without = (*map(out, bounds), out(*bounds))
     if low >= cap:
-        raise ValueError(
-            f"objective.importance_sampling_min={low:g} must be less than objective.importance_sampling_cap={cap:g}; "
-            f"these are the bounds of objective.importance_sampling_correction={correction}, given or by default"
+        yield Fault(
+            bounds,
+            f"objective.importance_sampling_min={low:g} must be less than objective.importance_sampling_cap={cap:g}, "
+            f"the bounds of objective.importance_sampling_correction={correction}, given or by default",
+            without,
         )
-    if correction not in ("none", "k3_mask") and not low <= 1.0 <= cap:
-        raise ValueError(
+    elif correction not in ("none", "k3_mask") and not low <= 1.0 <= cap:
+        yield Fault(
+            bounds,
             f"objective.importance_sampling_min={low:g} and objective.importance_sampling_cap={cap:g} must have 1 "
-            "between them: it is the weight of a token whose policy has not changed"
+            "between them: it is the weight of a token whose policy has not changed",
+            without,
         )
 
 
-def _check_anchor(objective: ObjectiveSection) -> None:
+def _anchor(objective: ObjectiveSection) -> Iterator[Fault]:
     anchor, correction, gate = (
         objective.proximal_anchor,
         objective.importance_sampling_correction,
         objective.gate,
     )
     if anchor == "behaviour" and correction != "none":
-        raise ValueError(
+        yield Fault(
+            ("importance_sampling_correction", "proximal_anchor"),
             f"objective.importance_sampling_correction={correction} would count drift twice: with "
-            "objective.proximal_anchor=behaviour the ratio is current/behaviour already; set "
-            "objective.importance_sampling_correction=none, or another objective.proximal_anchor"
+            "objective.proximal_anchor=behaviour the ratio is current/behaviour already",
+            (
+                *any_of("importance_sampling_correction", ("none",)),
+                *any_of("proximal_anchor", ("recompute", "first_pass", "interpolate")),
+            ),
         )
-    if gate not in PRODUCT_GATES:
-        return
-    if anchor != "behaviour" and correction == "none":
-        raise ValueError(
+    elif anchor != "behaviour" and correction == "none" and gate in PRODUCT_GATES:
+        yield Fault(
+            ("gate", "importance_sampling_correction", "proximal_anchor"),
             f"objective.gate={gate} acts on current/behaviour, but with objective.importance_sampling_correction=none "
-            f"and objective.proximal_anchor={anchor} it would see current/proximal only; set "
-            "objective.importance_sampling_correction=token_truncate, or objective.proximal_anchor=behaviour"
+            f"and objective.proximal_anchor={anchor} it would see current/proximal only",
+            (
+                *any_of("importance_sampling_correction", ("token_truncate",)),
+                *any_of("proximal_anchor", ("behaviour",)),
+            ),
         )
-    if correction in _SAMPLE_WEIGHTS and gate != "vespo":
-        raise ValueError(
+    elif correction in _SAMPLE_WEIGHTS and gate in PRODUCT_GATES and gate != "vespo":
+        yield Fault(
+            ("importance_sampling_correction", "gate"),
             f"objective.importance_sampling_correction={correction} gives all tokens of a sample one weight, so "
-            f"objective.gate={gate} would not see their current/behaviour; set "
-            "objective.importance_sampling_correction to token_truncate, token_mask, icepop, geometric_mask or k3_mask"
+            f"objective.gate={gate} would not see their current/behaviour",
+            any_of("importance_sampling_correction", _TOKEN_WEIGHTS),
         )
 
 
-def _check_divergence(objective: ObjectiveSection) -> None:
+def _divergence(objective: ObjectiveSection) -> Iterator[Fault]:
     if objective.beta == 0:
         for field in ("kl_estimator", "kl_weight"):
-            if _is_given(objective, field):
-                raise ValueError(
-                    f"objective.{field}={getattr(objective, field)} has no effect with objective.beta=0; leave it out, "
-                    "or set objective.beta"
+            if is_given(objective, field):
+                yield Fault(
+                    (field, "beta"),
+                    f"objective.{field}={getattr(objective, field)} has no effect with objective.beta=0",
+                    (out(field), Remedy({"beta": 0.04}, "set objective.beta")),
                 )
-    if objective.kl_estimator == "k1" and objective.kl_weight == "none":
-        raise ValueError(
+    elif objective.kl_estimator == "k1" and objective.kl_weight == "none":
+        yield Fault(
+            ("kl_estimator", "kl_weight"),
             "objective.kl_estimator=k1 with objective.kl_weight=none pulls nowhere: the gradient of log current has "
-            "mean 0; set objective.kl_weight to proximal or behaviour, or objective.kl_estimator=k2"
+            "mean 0",
+            (*any_of("kl_weight", ("proximal", "behaviour")), *any_of("kl_estimator", ("k2",))),
         )
 
 
-def _is_given(objective: ObjectiveSection, field: str) -> bool:
-    value: Any = getattr(objective, field)
-    return bool(value != ObjectiveSection.model_fields[field].default)
+def _as_cap(objective: ObjectiveSection, field: str) -> Sequence[Remedy]:
+    """CISPO's bound, which its papers call epsilon_high: the weight itself (TRL, ScaleRL) or what it exceeds 1 by."""
+    if field != "epsilon_high" or objective.gate != "cispo" or objective.gate_cap is not None:
+        return ()
+    high = objective.resolved_epsilon_high
+    return [Remedy({"gate_cap": high if high >= 1.0 else 1.0 + high, "epsilon_high": OUT})]
 
 
 def _bounds_of(gate: str) -> str:
@@ -203,8 +208,3 @@ def _bounds_of(gate: str) -> str:
     tables = {"gate_cap": GATE_CAPS, "gate_threshold": GATE_THRESHOLDS}
     bounds = [f"objective.{field}" for field, gates in tables.items() if gate in gates]
     return f" (its bounds: {', '.join(bounds)})" if bounds else ""
-
-
-def _either(names: Collection[str]) -> str:
-    *others, last = names
-    return f"{', '.join(others)} or {last}" if others else last

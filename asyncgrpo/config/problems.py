@@ -16,6 +16,19 @@ from asyncgrpo.config.root import RunConfig
 from asyncgrpo.config.sections import RewardSection
 from asyncgrpo.errors import ConfigError
 
+METHODS = {
+    "gspo": "importance_sampling_level=sequence",
+    "gspo_token": "importance_sampling_level=sequence_token",
+    "ppo": "gate=clip",
+    "a_3po": "proximal_anchor=interpolate",
+    "tis": "importance_sampling_correction=token_truncate",
+    "mis": "importance_sampling_correction=token_mask",
+    "rloo": "advantage_baseline=leave_one_out",
+    "maxrl": "scale_rewards=mean",
+    "gdpo": "multi_objective_aggregation=normalize_then_sum",
+}
+"""Methods that somebody may look for under another setting, and the choice that makes them (docs/objective.md)."""
+
 Where = Callable[[str], str]
 """Where a dotted key was given, as ` (run.yaml:7)`, or an empty string."""
 
@@ -77,9 +90,24 @@ def _lines(error: ValidationError, face: Face, where: Where) -> list[str]:
 
 
 def _hint(key: str, value: Any, face: Face) -> str:
-    """TRL has loss types that are gates here."""
-    is_gate = key == "objective.loss_type" and value in get_args(FIELDS["objective.gate"].annotation)
-    return f"; {value} is a gate, write {face('objective.gate')}={value}" if is_gate else ""
+    """What was probably meant by a choice that there is not: another setting's, a method's name, or a misspelling."""
+    if not isinstance(value, str) or not (choices := _choices(key)):
+        return ""
+    name = value.lower().replace("-", "_")
+    if key.startswith("objective."):
+        owners = [other for other in FIELDS if other.startswith("objective.") and name in _choices(other)]
+        if len(owners) == 1:
+            return f"; {name} is a choice of {face(owners[0])}: write {face(owners[0])}={name}"
+        if name in METHODS:
+            setting, _, choice = METHODS[name].partition("=")
+            return f"; {value} is {face(f'objective.{setting}')}={choice}"
+    guess = closest(name, choices)
+    return f"; did you mean {guess!r}?" if guess else ""
+
+
+def _choices(key: str) -> list[str]:
+    field = FIELDS.get(key)
+    return [choice for choice in get_args(field.annotation) if isinstance(choice, str)] if field else []
 
 
 def _spelled(key: str, face: Face) -> str:

@@ -71,9 +71,7 @@ def _max_model_len(config: RunConfig) -> int | None:
 
 
 def _devices(config: RunConfig, machine: Machine) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    engines, learners = config.engines.devices, config.learner.devices
-    if config.engines.urls:
-        engines = ()
+    engines, learners = config.engines.managed_devices, config.learner.devices
     for name in set(AUTOMATIC) & {*engines, *learners}:
         of = machine if name == "auto" else replace(machine, gpus=())
         engine_auto, learner_auto = _automatic(of, external=not engines)

@@ -10,6 +10,7 @@ from pydantic import model_validator
 from asyncgrpo.config.devices import check_devices
 from asyncgrpo.config.objective import ObjectiveSection
 from asyncgrpo.config.objective_checks import check_objective
+from asyncgrpo.config.replay_checks import check_replay
 from asyncgrpo.config.section import Section
 from asyncgrpo.config.sections import (
     BufferSection,
@@ -26,6 +27,7 @@ from asyncgrpo.config.sections import (
     TrainingSection,
     WeightsSection,
 )
+from asyncgrpo.config.training_checks import check_adapters, check_warm_up
 
 LAST_PORT = 65535
 
@@ -60,6 +62,11 @@ class RunConfig(Section):
     def fresh_groups(self) -> int:
         """P: groups of a step that have never been trained."""
         return self.training.groups_per_step - self.replayed_groups
+
+    @property
+    def refilled_groups(self) -> int:
+        """Most uniform groups dropped and replaced per step."""
+        return round(self.buffer.refill_budget * self.fresh_groups) if self.buffer.filter_uniform_groups else 0
 
     @property
     def slots(self) -> int:
@@ -152,14 +159,8 @@ class RunConfig(Section):
         return self
 
     @model_validator(mode="after")
-    def _replay_leaves_fresh_groups(self) -> Self:
-        fraction, per_step = self.replay.replay_fraction, self.training.groups_per_step
-        if fraction and not 0 < self.replayed_groups < per_step:
-            raise ValueError(
-                f"replay.replay_fraction={fraction:g} of training.groups_per_step={per_step} is "
-                f"{self.replayed_groups} groups; at least one must be replayed, and one fresh: choose a fraction "
-                f"from {1 / per_step:.2g} to {1 - 1 / per_step:.2g}, or 0 for no replay"
-            )
+    def _replay_can_happen(self) -> Self:
+        check_replay(self.replay, self.objective, self.training.groups_per_step)
         return self
 
     @model_validator(mode="after")
@@ -177,6 +178,12 @@ class RunConfig(Section):
     def _has_an_end(self) -> Self:
         if self.training.max_steps == 0 or self.training.max_steps < -1:
             raise ValueError(f"training.max_steps={self.training.max_steps}: give a positive number, or -1 for epochs")
+        return self
+
+    @model_validator(mode="after")
+    def _training_does_what_it_says(self) -> Self:
+        check_adapters(self.lora)
+        check_warm_up(self.training)
         return self
 
     @model_validator(mode="after")

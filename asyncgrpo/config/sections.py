@@ -13,6 +13,7 @@ from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, Pos
 from asyncgrpo.config.objective import ObjectiveSection as ObjectiveSection
 from asyncgrpo.config.section import Fraction
 from asyncgrpo.config.section import Section as Section
+from asyncgrpo.types import InFlight
 
 LARGEST_WEIGHT = 1e6
 """Of a reward, either sign."""
@@ -117,9 +118,10 @@ class GenerationSection(Section):
 
 class EnginesSection(Section):
     urls: tuple[str, ...] = ()
-    """Engines that already run, by base URL, as http://host:8000. Empty: engines are started and supervised by us."""
+    """Engines that already run, by base URL, as http://host:8000; those of `devices` are started beside them."""
     devices: tuple[str, ...] = ("auto",)
-    """One managed engine per entry: `cuda:0`, `cuda:0,1` (tensor parallel), `cpu:0-3`, `cpu`, `cpu:auto` or `auto`."""
+    """One managed engine per entry: `cuda:0`, `cuda:0,1` (tensor parallel), `cpu:0-3`, `cpu`, `cpu:auto` or `auto`.
+    Left at `[auto]` beside `urls`: none."""
     port: Annotated[int, Field(ge=0, le=65535)] = 0
     """Port of the first managed engine, further ones count up. 0 picks free ports."""
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
@@ -143,11 +145,16 @@ class EnginesSection(Section):
     extra_args: tuple[str, ...] = ()
     """Further arguments of the vLLM server, word by word."""
     startup_timeout: Seconds = 600.0
-    """Seconds an engine may take until it is healthy."""
+    """Seconds a managed engine may take until it is healthy; a running one that failed is waited for as long."""
     control_timeout: Seconds = 60.0
     """Seconds one control call (health, pause, resume) may take."""
     stop_timeout: Seconds = 20.0
     """Seconds an engine gets to stop before it is killed."""
+
+    @property
+    def managed_devices(self) -> tuple[str, ...]:
+        """Those of the engines that we start."""
+        return () if self.urls and self.devices == ("auto",) else self.devices
 
 
 class BufferSection(Section):
@@ -212,7 +219,7 @@ class TrainingSection(Section):
     ] = "constant"
     """Schedule, as transformers names it."""
     warmup_steps: NonNegativeInt = 0
-    """Optimiser updates until the peak learning rate."""
+    """Optimiser updates until the peak learning rate; fewer than the run has, and not with `constant`."""
     max_grad_norm: PositiveFloat = 1.0
     """Gradients are clipped to this global norm."""
     bf16: bool = False
@@ -241,7 +248,7 @@ class WeightsSection(Section):
     """How weights reach engines: by a file in memory on one host, or by `nccl` between GPUs (never run so far)."""
     shared_memory_dir: str = "/dev/shm"
     """Where snapshots lie; must be visible to the engines."""
-    in_flight: Literal["keep", "abort_resume", "finish"] = "keep"
+    in_flight: InFlight = "keep"
     """Completions under way when a version is published: go on, KV cache computed anew (`keep`); are cut and go on as
     new requests (`abort_resume`); or end on the old weights while the publish waits (`finish`)."""
     publish_interval: PositiveInt = 1

@@ -8,26 +8,28 @@ connection.
 
 from __future__ import annotations
 
+import asyncio
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 import aiohttp
 import msgspec
 
 from asyncgrpo.config import RunConfig
-from asyncgrpo.errors import EngineError, EngineRejected, EngineUnavailable
-from asyncgrpo.generation.response import excerpt, parse_completion, server_text
-from asyncgrpo.types import Completion
+from asyncgrpo.errors import EngineError, EngineUnavailable
+from asyncgrpo.generation.http import ConnectFailed, Http
+from asyncgrpo.generation.load import EngineLoad, generated_tokens, parse_load
+from asyncgrpo.generation.request import GENERATE, refusal, sampling_params
+from asyncgrpo.generation.response import Request, excerpt, parse_completion
+from asyncgrpo.types import Completion, InFlight
 
-GENERATE = "/inference/v1/generate"
+T = TypeVar("T")
 KEEPALIVE_SECONDS = 3.0
 """Shorter than vLLM's own 5 s, so that no request is sent on a connection that the server is closing."""
-TOKENS_METRIC = "vllm:generation_tokens_total"
-TRANSIENT = (408, 429)
-ALWAYS_THERE = (GENERATE, "/health", "/metrics")
-"""Routes that vLLM serves without its development mode."""
+PAUSE_MODES: Mapping[InFlight, str] = {"keep": "keep", "abort_resume": "abort", "finish": "wait"}
+"""weights.in_flight, in vLLM's words."""
 
 
 class EngineClient:
@@ -52,9 +54,7 @@ class EngineClient:
         self._encoder = msgspec.json.Encoder()
 
     async def __aenter__(self) -> Self:
-        self._requests = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEPALIVE_SECONDS)
-        )
+        self._requests = Http(self.url, keepalive=KEEPALIVE_SECONDS)
         # A server closes the connection after an unhandled error: control calls never share one.
         self._control = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0, force_close=True))
         return self
@@ -62,7 +62,7 @@ class EngineClient:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        await self._requests.close()
+        self._requests.close()
         await self._control.close()
 
     async def generate(
@@ -74,49 +74,43 @@ class EngineClient:
     ) -> Completion:
         """Sample one completion of `token_ids`. Limits and temperature default to the configuration's.
 
-        request_id: never used before. Raises as the module says; an aborted completion is EngineUnavailable.
+        request_id: never used before. Raises as the module says; Aborted when it was cut short.
         """
         max_tokens = self._generation.max_completion_length if max_tokens is None else max_tokens
         body = {
             "request_id": request_id,
             "token_ids": list(token_ids),
-            "sampling_params": self._sampling_params(max_tokens, temperature),
+            "sampling_params": sampling_params(self._generation, max_tokens, temperature),
             "stream": False,
         }
-        timeout, started_at = self._generation.request_timeout, time.monotonic()
-        self.open_requests += 1
-        try:
-            answer = await self._send(
-                self._requests, "POST", GENERATE, timeout, body=body, what=f"request {request_id}"
-            )
-        finally:
-            self.open_requests -= 1
-        return parse_completion(
-            answer,
+        request = Request(
             engine=self.name,
             incarnation=self._incarnation,
             max_tokens=max_tokens,
             vocab_size=self._vocab_size,
-            started_at=started_at,
-            finished_at=time.monotonic(),
+            started_at=time.monotonic(),
         )
+        self.open_requests += 1
+        try:
+            status, answer = await self._post(self._encoder.encode(body), request_id)
+        finally:
+            self.open_requests -= 1
+        if status >= 300:
+            raise refusal(self.name, self.url, GENERATE, status, bytes(answer))
+        return parse_completion(answer, request, time.monotonic())
 
-    def _sampling_params(self, max_tokens: int, temperature: float | None) -> dict[str, Any]:
-        # All that changes the distribution is said: what is left out would come from the server's own defaults.
-        return {
-            "n": 1,
-            "temperature": self._generation.temperature if temperature is None else temperature,
-            "top_p": self._generation.top_p,
-            "top_k": self._generation.top_k,
-            "min_p": self._generation.min_p,
-            "repetition_penalty": 1.0,
-            "presence_penalty": 0.0,
-            "frequency_penalty": 0.0,
-            "max_tokens": max_tokens,
-            "logprobs": 0,  # the sampled token's only
-            "stop_token_ids": list(self._generation.stop_token_ids),
-            "detokenize": False,
-        }
+    async def _post(self, body: bytes, request_id: str) -> tuple[int, bytes | memoryview]:
+        """Status and body of the answer to a generate request. Raises EngineUnavailable when there is none in time."""
+        timeout, what, url = self._generation.request_timeout, f"request {request_id}", self.url + GENERATE
+        try:
+            async with asyncio.timeout(timeout):
+                return await self._requests.post(GENERATE, body)
+        except TimeoutError:
+            raise EngineUnavailable(f"engine {self.name} did not answer {what} within {timeout:g} s ({url})") from None
+        except ConnectFailed as error:
+            raise EngineUnavailable(f"engine {self.name} cannot be reached at {url}: {error}") from error
+        except ConnectionError as error:
+            raise _Dropped(f"engine {self.name} dropped the connection of {what} ({url}): {error}") from error
 
     async def health(self) -> None:
         """Returns when the engine says that it is well; raises otherwise."""
@@ -131,20 +125,31 @@ class EngineClient:
         answer = await self._call_json("GET", "/get_world_size")
         return int(self._field(answer, "world_size", int))
 
-    async def generated_tokens(self) -> int:
-        """Tokens the engine has sampled since it started, from its /metrics (summed over its ranks)."""
-        text = (await self._call("GET", "/metrics")).decode()
-        series = [line for line in text.splitlines() if line.startswith((TOKENS_METRIC + "{", TOKENS_METRIC + " "))]
-        if not series:
-            raise EngineError(
-                f"engine {self.name} at {self.url}/metrics has no {TOKENS_METRIC}; are its stats disabled?"
-            )
-        return int(sum(float(line.rsplit(maxsplit=1)[1]) for line in series))
+    async def load(self) -> EngineLoad:
+        """Its queue, its KV cache and its counters, from its /metrics."""
+        return await self._metrics(parse_load)
 
-    async def pause(self) -> None:
-        """Freeze running requests. They keep their tokens, and continue under the weights of the moment of `resume`."""
+    async def generated_tokens(self) -> int:
+        """Tokens the engine has sampled since it started (summed over its ranks)."""
+        return await self._metrics(generated_tokens)
+
+    async def _metrics(self, read: Callable[[str], T]) -> T:
+        text = (await self._call("GET", "/metrics")).decode(errors="replace")
+        try:
+            return read(text)
+        except ValueError as error:
+            raise EngineError(f"engine {self.name} at {self.url}/metrics {error}") from None
+
+    async def pause(self, in_flight: InFlight = "keep") -> None:
+        """Stop sampling until `resume`; requests that come meanwhile wait for it.
+
+        in_flight: what becomes of running requests. `keep`: they are frozen, keep their tokens and continue under the
+        weights of the moment of `resume`. `abort_resume`: they are answered at once, with what they have. `finish`:
+        they end on the old weights, for which the call waits as long as one request may take.
+        """
         # clear_cache is what makes keys and values computed under the old weights go, whatever vLLM's docstring says.
-        await self._call("POST", "/pause?mode=keep&clear_cache=true")
+        path = f"/pause?mode={PAUSE_MODES[in_flight]}&clear_cache=true"
+        await self._call("POST", path, timeout=self._generation.request_timeout if in_flight == "finish" else None)
 
     async def resume(self) -> None:
         await self._call("POST", "/resume")
@@ -183,9 +188,10 @@ class EngineClient:
         path: str,
         *,
         body: Mapping[str, Any] | None = None,
+        timeout: float | None = None,
     ) -> bytes:
-        """A control call that does the same when it is done twice."""
-        timeout = self._control_timeout
+        """A control call that does the same when it is done twice. timeout: absent, engines.control_timeout."""
+        timeout = self._control_timeout if timeout is None else timeout
         try:
             return await self._send(self._control, method, path, timeout, body=body, what=path)
         except _Dropped:
@@ -233,17 +239,7 @@ class EngineClient:
             raise _Dropped(f"engine {self.name} dropped the connection of {what} ({url}): {detail}") from error
         if status < 300:
             return answer
-        raise self._refusal(status, path, url, server_text(answer))
-
-    def _refusal(self, status: int, path: str, url: str, text: str) -> EngineError:
-        said = f"engine {self.name} answered {status} at {url}: {text}"
-        if status >= 500 or status in TRANSIENT:
-            return EngineUnavailable(said)
-        if status == 403 and path == GENERATE:
-            return EngineRejected(f"{said} (start vLLM with --enable-scale-out)")
-        if status == 404 and path not in ALWAYS_THERE:
-            return EngineRejected(f"{said} (start vLLM with the environment variable VLLM_SERVER_DEV_MODE=1)")
-        return EngineRejected(said)
+        raise refusal(self.name, self.url, path, status, answer)
 
 
 class _Dropped(EngineUnavailable):

@@ -1,55 +1,27 @@
 """Which engine takes the next group, and which policy version each engine serves. Bookkeeping only: no I/O, no tasks.
 
-Invariant: an engine's outstanding tokens are the sum over its open leases of what they have not given back, so they
-return to 0 when the leases end, however they end.
+    joining --mark_served--> serving --eject--> ejected --mark_served--> serving
+                                                   |
+                                                  lose --> lost (nobody expects it back)
+
+Invariants: only serving engines get work, and no more requests than their limit. An engine's outstanding tokens are the
+sum over its open leases of what they have not given back, so they return to 0 when the leases end, however they end.
 """
 
 from __future__ import annotations
 
+import asyncio
+import itertools
 import secrets
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
+from contextlib import asynccontextmanager
 
-from asyncgrpo.errors import EngineUnavailable
+from asyncgrpo.errors import AsyncGRPOError, EngineError, EngineRejected, EngineUnavailable
 from asyncgrpo.generation.client import EngineClient
+from asyncgrpo.generation.lease import Lease, Queue, Seat, Wish
 
-
-@dataclass(slots=True)
-class _Seat:
-    client: EngineClient
-    outstanding: int = 0
-    """Tokens its open leases may still ask for."""
-    served: int | None = None
-    cause: str | None = None
-    """Why it is not available; None while it is."""
-    last_pick: int = 0
-
-    @property
-    def eligible(self) -> bool:
-        return self.cause is None and self.served is not None
-
-
-class Lease:
-    """A group's claim on one engine."""
-
-    def __init__(self, seat: _Seat, cost: int) -> None:
-        self._seat = seat
-        self._left = cost
-        seat.outstanding += cost
-
-    @property
-    def client(self) -> EngineClient:
-        return self._seat.client
-
-    def give_back(self, cost: int) -> None:
-        """Part of the claim is done with, for example one of the group's samples."""
-        cost = min(cost, self._left)
-        self._left -= cost
-        self._seat.outstanding -= cost
-
-    def end(self) -> None:
-        self.give_back(self._left)
+STRIKES = 3
+"""Groups in a row with a failed request, after which an engine is ejected. One hopeless prompt is one group."""
 
 
 class EnginePool:
@@ -57,26 +29,37 @@ class EnginePool:
 
     def __init__(self, clients: Sequence[EngineClient], *, run_id: str | None = None) -> None:
         self.run_id = secrets.token_hex(4) if run_id is None else run_id
-        self._seats = {client.name: _Seat(client) for client in clients}
+        self.on_ejected: Callable[[str, AsyncGRPOError], None] = lambda engine, cause: None
+        """Called inside `eject` with the engine's name and the cause."""
+        self._seats = {client.name: Seat(client) for client in clients}
         if len(self._seats) != len(clients):
             raise ValueError(f"engine names repeat: {[client.name for client in clients]}")
-        self._picks = 0
+        self._queue = Queue()
+        self._numbers, self._picks = itertools.count(), itertools.count(1)
+        self._changed = asyncio.Event()
 
     @property
     def clients(self) -> list[EngineClient]:
         return [seat.client for seat in self._seats.values()]
 
-    def pick(self) -> EngineClient:
-        """The eligible engine with the fewest outstanding tokens; among equals, the one picked longest ago.
+    def request_id(self, group_id: int, sample: int) -> str:
+        """Never given before."""
+        return f"{self.run_id}-{group_id}-{sample}-{next(self._numbers)}"
 
-        Eligible: available, and serving a known version. Raises EngineUnavailable with the cause when there is none.
+    @asynccontextmanager
+    async def lease(self, cost: int, *, requests: int = 1, avoid: Collection[str] = ()) -> AsyncIterator[Lease]:
+        """An engine for a block: the serving one with the fewest outstanding tokens, of equals the one that was picked
+        longest ago. Waits while none serves, or all are at their request limit; those that wait are served in order,
+        but what goes on elsewhere (`avoid`) before what begins.
+
+        cost: most tokens that the block can make it sample, with so many `requests`. They stay together: where they
+        are more than the limit, they get an engine that has nothing else to do. avoid: engines that are taken only if
+        there is no other. Raises EngineUnavailable with the causes when the pool is `hopeless`, or becomes it.
         """
-        return self._pick().client
-
-    @contextmanager
-    def lease(self, cost: int) -> Iterator[Lease]:
-        """Pick an engine and keep it for a block. cost: most tokens that the block can make it sample."""
-        lease = Lease(self._pick(), cost)
+        wish = Wish(cost, requests, avoid)
+        lease = None if self._queue.has_before(wish) else self._grant(wish)
+        if lease is None:
+            lease = await self._queue.wait(wish)
         try:
             yield lease
         finally:
@@ -85,36 +68,103 @@ class EnginePool:
     def outstanding_tokens(self, engine: str) -> int:
         return self._seats[engine].outstanding
 
+    def set_limit(self, engine: str, limit: int | None) -> None:
+        """Most open requests of an engine from now on; None: any number. Those it has stay."""
+        self._seats[engine].limit = limit
+        self._serve_queue()
+
+    def report(self, engine: str, error: EngineError | None, group: int | None = None) -> None:
+        """How a generate request ended; None: well. Engines that fail for STRIKES groups in a row are ejected.
+
+        A refused request (EngineRejected) is the request's fault. group: whose request; absent, one of its own.
+        """
+        seat = self._seats[engine]
+        if error is None:
+            seat.strikes.clear()
+        elif seat.state == "serving" and not isinstance(error, EngineRejected):
+            seat.strikes.add(next(self._numbers) if group is None else ("group", group))
+            if len(seat.strikes) >= STRIKES:
+                self.eject(engine, error)
+
+    def eject(self, engine: str, cause: AsyncGRPOError) -> None:
+        """Give it no work; what it has of leases ends with EngineUnavailable."""
+        seat = self._seats[engine]
+        if seat.state in ("ejected", "lost"):
+            return
+        seat.state, seat.cause = "ejected", cause
+        seat.strikes.clear()
+        self.on_ejected(engine, cause)
+        seat.requests_of_leases.sever(seat.unavailable)
+        self._announce()
+
+    def lose(self, engine: str, cause: AsyncGRPOError) -> None:
+        """Nobody expects it back."""
+        self.eject(engine, cause)
+        self._seats[engine].state, self._seats[engine].cause = "lost", cause
+        self._announce()
+
     def mark_served(self, engine: str, version: int) -> None:
-        """From now on, tokens of this engine are sampled by `version`."""
-        self._seats[engine].served = version
+        """From now on, tokens of this engine are sampled by `version`, and it gets work."""
+        seat = self._seats[engine]
+        seat.served, seat.state, seat.cause = version, "serving", None
+        self._announce()
 
-    def mark_unavailable(self, engine: str, cause: str) -> None:
-        """Give it no new groups."""
-        self._seats[engine].cause = cause
-
-    def mark_available(self, engine: str) -> None:
-        self._seats[engine].cause = None
+    @property
+    def hopeless(self) -> bool:
+        """No engine serves, and none is expected back."""
+        return all(seat.state == "lost" for seat in self._seats.values())
 
     @property
     def versions(self) -> Mapping[str, int | None]:
-        """Version each engine serves; None before its first."""
+        """Version each engine serves, or served last; None before its first."""
         return {name: seat.served for name, seat in self._seats.items()}
 
     @property
+    def serving(self) -> list[str]:
+        """Names of the engines that get work."""
+        return [seat.client.name for seat in self._serving()]
+
+    @property
     def served_version(self) -> int:
-        """Oldest version among the engines that take new groups. Raises EngineUnavailable when there is none."""
-        return min(seat.served for seat in self._eligible() if seat.served is not None)
+        """Oldest version among the engines that get work. Raises EngineUnavailable when there is none."""
+        if not (serving := self._serving()):
+            raise self._nobody()
+        return min(seat.served for seat in serving if seat.served is not None)
 
-    def _pick(self) -> _Seat:
-        seat = min(self._eligible(), key=lambda seat: (seat.outstanding, seat.last_pick))
-        self._picks += 1
-        seat.last_pick = self._picks
-        return seat
+    async def until_served(self, version: int) -> int:
+        """Wait until an engine gets work and all that do serve `version` or a later one. Returns the oldest of these.
 
-    def _eligible(self) -> list[_Seat]:
-        eligible = [seat for seat in self._seats.values() if seat.eligible]
-        if not eligible:
-            states = (f"{name}: {seat.cause or 'serves no version yet'}" for name, seat in self._seats.items())
-            raise EngineUnavailable(f"no engine can take work ({'; '.join(states) or 'the pool is empty'})")
-        return eligible
+        Raises EngineUnavailable with the causes when the pool is `hopeless`.
+        """
+        while not self._serving() or self.served_version < version:
+            if self.hopeless:
+                raise self._nobody()
+            self._changed.clear()
+            await self._changed.wait()
+        return self.served_version
+
+    def _serving(self) -> list[Seat]:
+        return [seat for seat in self._seats.values() if seat.state == "serving"]
+
+    def _nobody(self) -> EngineUnavailable:
+        causes = (f"{name}: {seat.cause or 'serves no version yet'}" for name, seat in self._seats.items())
+        return EngineUnavailable(f"no engine can take work ({'; '.join(causes) or 'the pool is empty'})")
+
+    def _grant(self, wish: Wish) -> Lease | None:
+        """None: it has to wait. Raises EngineUnavailable when that would be for ever."""
+        if self.hopeless:
+            raise self._nobody()
+        free = [seat for seat in self._serving() if seat.has_room(wish.requests)]
+        if not free:
+            return None
+        others = [seat for seat in free if seat.client.name not in wish.avoid]
+        seat = min(others or free, key=lambda seat: (seat.outstanding, seat.last_pick))
+        seat.last_pick = next(self._picks)
+        return Lease(seat, wish.cost, wish.requests, self._serve_queue)
+
+    def _serve_queue(self) -> None:
+        self._queue.serve(self._grant)
+
+    def _announce(self) -> None:
+        self._changed.set()
+        self._serve_queue()

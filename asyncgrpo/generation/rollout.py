@@ -1,69 +1,108 @@
-"""One prompt to the completions of its group, all on one engine, each sample one request.
+"""One prompt to the completions of its group.
 
-Invariant: no request id is used twice, and a group comes back whole or not at all.
+Samples run on one engine, where they share the prompt's KV cache; one whose engine fails goes on elsewhere. Invariant:
+no request id is used twice, and a completion comes back whole: what an engine cut short is continued, never returned.
 """
 
 from __future__ import annotations
 
 import asyncio
-import logging
-import random
+from collections.abc import Sequence
+from dataclasses import dataclass
 
+from asyncgrpo.concurrency import deadline, root_cause
 from asyncgrpo.config import RunConfig
-from asyncgrpo.errors import EngineUnavailable
-from asyncgrpo.generation.pool import EnginePool, Lease
+from asyncgrpo.errors import EngineError, EngineUnavailable
+from asyncgrpo.generation.lease import Lease
+from asyncgrpo.generation.pool import EnginePool
+from asyncgrpo.generation.sampling import Sampling
 from asyncgrpo.types import Completion, Prompt
 
-logger = logging.getLogger(__name__)
-
-FIRST_BACKOFF_SECONDS = 0.2
-LONGEST_BACKOFF_SECONDS = 5.0
+SURVIVORS = 2
+"""Samples that a group needs: an advantage needs a comparison."""
 
 
-async def generate_group(prompt: Prompt, group_id: int, pool: EnginePool, config: RunConfig) -> list[Completion]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupCompletions:
+    completions: Sequence[Completion]
+    """In the order of their numbers. `generation.num_generations`; fewer only under `generation.drop_sample`."""
+    failed: Sequence[EngineError]
+    """Of samples that were left out."""
+    cut: int
+    """Samples that were not needed any more."""
+
+
+async def generate_group(prompt: Prompt, group_id: int, pool: EnginePool, config: RunConfig) -> GroupCompletions:
     """Sample `generation.num_generations` completions of `prompt`, concurrently.
 
-    A request whose engine is unavailable is repeated under a new id, up to `generation.max_attempts` times in all. The
-    first sample that fails for good cancels the others, and its error (an EngineError) is raised.
+    `generation.num_extra_generations` more are asked for, and once enough have finished the rest are cancelled. Raises
+    the EngineError of the first sample that fails; under `generation.drop_sample` only if fewer than two are left.
+    Raises EngineUnavailable when the group takes longer than `generation.group_timeout`.
     """
-    generations, longest = config.generation.num_generations, config.generation.max_completion_length
-    with pool.lease(generations * longest) as lease:
+    generation = config.generation
+    asked = generation.num_generations + generation.num_extra_generations
+    what = f"group {group_id} (prompt {prompt.prompt_id})"
+    # The deadline is inside: waiting for a free engine takes nothing from the group's time.
+    async with (
+        pool.lease(asked * generation.max_completion_length, requests=asked) as lease,
+        deadline(generation.group_timeout, _late, what),
+    ):
+        return await _Group(prompt, group_id, pool, lease, config, asked).run()
+
+
+def _late(what: str) -> EngineUnavailable:
+    return EngineUnavailable(f"{what} (generation.group_timeout)")
+
+
+class _Group:
+    """Counts how its samples end, and ends with the last one that is needed."""
+
+    def __init__(
+        self, prompt: Prompt, group_id: int, pool: EnginePool, lease: Lease, config: RunConfig, asked: int
+    ) -> None:
+        self._prompt, self._group_id, self._pool, self._lease, self._config = prompt, group_id, pool, lease, config
+        self._asked = asked
+        self._finished: dict[int, Completion] = {}
+        self._failed: list[EngineError] = []
+        self._over = asyncio.Event()
+
+    async def run(self) -> GroupCompletions:
         try:
             async with asyncio.TaskGroup() as tasks:
-                samples = [
-                    tasks.create_task(_sample(prompt, f"{pool.run_id}-{group_id}-{number}", lease, config))
-                    for number in range(generations)
-                ]
+                samples = [tasks.create_task(self._sample(number)) for number in range(self._asked)]
+                await self._over.wait()
+                for sample in samples:
+                    sample.cancel()
         except BaseExceptionGroup as failures:
-            raise _first(failures) from None
-    return [sample.result() for sample in samples]
+            cause = root_cause(failures)
+            raise cause from cause.__cause__
+        if self._is_lost:
+            raise self._failed[0]
+        return GroupCompletions(
+            completions=[self._finished[number] for number in sorted(self._finished)],
+            failed=self._failed,
+            cut=self._asked - len(self._finished) - len(self._failed),
+        )
 
-
-async def _sample(prompt: Prompt, name: str, lease: Lease, config: RunConfig) -> Completion:
-    """One completion, with retries. name: the request's id but for the attempt."""
-    attempts = config.generation.max_attempts
-    for attempt in range(attempts):
+    async def _sample(self, number: int) -> None:
         try:
-            completion = await lease.client.generate(prompt.token_ids, f"{name}-{attempt}")
-        except EngineUnavailable as error:
-            if attempt == attempts - 1:
-                if attempts == 1:
-                    raise
-                raise EngineUnavailable(f"{error} (attempt {attempts} of {attempts})") from error
-            logger.warning("attempt %d of %d failed: %s", attempt + 1, attempts, error)
-            await asyncio.sleep(_backoff(attempt))
+            sampling = Sampling(self._prompt, self._group_id, number, self._pool, self._config)
+            completion = await sampling.run(self._lease)
+        except EngineError as error:
+            self._failed.append(error)
         else:
-            lease.give_back(config.generation.max_completion_length)
-            return completion
-    raise AssertionError("max_attempts is at least 1")
+            if self._is_enough:  # this one finished at the same moment as the last that was needed
+                return
+            self._finished[number] = completion
+        if self._is_enough or self._is_lost or len(self._finished) + len(self._failed) == self._asked:
+            self._over.set()
 
+    @property
+    def _is_enough(self) -> bool:
+        return len(self._finished) == self._config.generation.num_generations
 
-def _backoff(attempt: int) -> float:
-    """Seconds before the next try: doubling, and spread so that a group's requests do not return all at once."""
-    return min(LONGEST_BACKOFF_SECONDS, FIRST_BACKOFF_SECONDS * 2.0**attempt) * random.uniform(0.5, 1.5)
-
-
-def _first(failures: BaseExceptionGroup[BaseException]) -> BaseException:
-    """The failure that came first: the others' causes, or consequences of the same."""
-    failure = failures.exceptions[0]
-    return _first(failure) if isinstance(failure, BaseExceptionGroup) else failure
+    @property
+    def _is_lost(self) -> bool:
+        if not self._failed:
+            return False
+        return not self._config.generation.drop_sample or self._asked - len(self._failed) < SURVIVORS

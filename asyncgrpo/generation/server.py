@@ -33,6 +33,8 @@ VLLM_MODULE = "vllm.entrypoints.launchers.api_server.entry"
 CPU_BLOCK_SIZE = 32
 """Tokens per block of the KV cache, the least that vLLM computes well on CPUs. Its own default there, 128, keeps a
 group's samples from sharing any prompt that is shorter: each would compute it again."""
+DEATH_SECONDS = 1.0
+"""How long after a failure the end of an engine's process may still be noticed."""
 LOOK_SECONDS = 5.0
 """How often we look which processes an engine has."""
 
@@ -159,7 +161,7 @@ def check_vllm_installed() -> None:
 
 
 class ManagedEngine:
-    """One server process. `start`, then `watch` for as long as it is needed, then `stop`."""
+    """One server process at a time. `start`, then `watch` for as long as it is needed, then `stop` or `restart`."""
 
     def __init__(self, spec: EngineSpec) -> None:
         self.spec = spec
@@ -201,6 +203,22 @@ class ManagedEngine:
             ended.cancel()
         await self._end_leftovers()
         raise EngineError(f"{self.spec.name} ended with exit code {self._guardian.returncode}; {self.log_tail()}")
+
+    async def death(self) -> EngineError | None:
+        """What `watch` raises, if the process has ended or ends within DEATH_SECONDS."""
+        try:
+            await asyncio.wait_for(self.watch(), DEATH_SECONDS)
+        except EngineError as error:
+            return error
+        except TimeoutError:
+            pass
+        return None
+
+    async def restart(self) -> None:
+        """Another process in place of this one, which is ended first. It is not healthy yet; the log goes on."""
+        await self.stop()
+        self._seen = []
+        await self.start()
 
     async def stop(self) -> None:
         """End the process and all it started. Idempotent; bounded by stop_timeout, and KILL_SECONDS if it is stuck."""

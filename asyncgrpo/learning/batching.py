@@ -4,23 +4,24 @@ Invariant: a loss is a sum over tokens, each with a weight counted here over the
 loss nor its gradient depends on how an optimiser batch is cut into ranks and micro-batches, and no rank needs to ask
 the others how much they have.
 
+Counted are `Batch.denominator_tokens`: leaving a token out as over-stale changes the weight of no other.
+
 Minibatches are made of whole groups, in an order drawn from (seed, version) that is kept over the passes of a step:
 every pass sees the same minibatches in the same order.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from asyncgrpo.config import RunConfig
-from asyncgrpo.learning.advantages import normalize_then_sum, soft_overlong_punishment, sum_then_normalize
 from asyncgrpo.learning.cutting import minibatches, ranks
 from asyncgrpo.learning.objectives.aggregation import aggregate
-from asyncgrpo.types import Batch, Group, Sample
+from asyncgrpo.learning.step_advantages import step_advantages
+from asyncgrpo.types import Batch, Group, Replayed, Sample
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,11 +53,19 @@ class Shard:
 
 
 def make_batch(
-    groups: Sequence[Group], version: int, config: RunConfig, reward_weights: Mapping[str, float] | None = None
+    groups: Sequence[Group],
+    version: int,
+    config: RunConfig,
+    reward_weights: Mapping[str, float] | None = None,
+    replayed: Sequence[Replayed] = (),
 ) -> Batch:
-    """Flatten scored groups, in their order, for the step that starts from `version`.
+    """Flatten scored groups, in their order, for the step that starts from `version`; `replayed` ones come last.
 
-    Truncation is what the engine says (`finish_reason`), never guessed from a token's value.
+    Truncation is what the engine says (`finish_reason`), never guessed from a token's value. Behaviour
+    log-probabilities are the engine's at every use.
+
+    With `buffer.over_stale=mask`, tokens of fresh groups older than `buffer.max_staleness` are left out of the loss,
+    and stay in denominators and advantages. Tokens of replayed groups are bounded by `replay.replay_max_age` instead.
 
     Args:
         reward_weights: Of each reward function by name, as in `Sample.rewards`. Needed for `normalize_then_sum`;
@@ -65,13 +74,15 @@ def make_batch(
     Raises:
         RewardError: see `advantages.sum_then_normalize`.
     """
-    samples = [sample for group in groups for sample in group.samples]
+    every = [*groups, *(item.group for item in replayed)]
+    samples = [sample for group in every for sample in group.samples]
     completions = [sample.completion for sample in samples]
-    sizes = [len(group.samples) for group in groups]
-    prompts = [group.prompt.token_ids for group in groups for _ in group.samples]
-    trained = [_is_trained(sample, config.objective.mask_truncated_completions) for sample in samples]
+    prompts = [group.prompt.token_ids for group in every for _ in group.samples]
     lengths = np.array([len(completion.token_ids) for completion in completions], dtype=np.int32)
-    group_ids = np.repeat(np.array([group.group_id for group in groups], dtype=np.int32), sizes)
+    trained = [_is_trained(sample, config.objective.mask_truncated_completions) for sample in samples]
+    versions = _flat([completion.versions for completion in completions], np.int32)
+    uses = _per_sample(every, [0] * len(groups) + [item.uses for item in replayed], np.int32)
+    weights = [1.0] * len(groups) + [item.probability_weight for item in replayed]
     return Batch(
         version=version,
         prompt_tokens=_flat(prompts, np.int32),
@@ -79,10 +90,15 @@ def make_batch(
         completion_tokens=_flat([completion.token_ids for completion in completions], np.int32),
         completion_lengths=lengths,
         behaviour_logprobs=_flat([completion.behaviour_logprobs for completion in completions], np.float32),
-        token_versions=_flat([completion.versions for completion in completions], np.int32),
-        loss_mask=np.repeat(np.array(trained, dtype=bool), lengths),
-        advantages=_advantages(samples, group_ids, config, reward_weights or {}).astype(np.float32),
-        group_ids=group_ids,
+        token_versions=versions,
+        loss_mask=np.repeat(np.array(trained, dtype=bool), lengths)
+        & ~_is_over_stale(version - versions, np.repeat(uses > 0, lengths), config),
+        denominator_tokens=np.where(trained, lengths, 0).astype(np.int32),
+        advantages=step_advantages(groups, replayed, config, reward_weights or {}).astype(np.float32),
+        is_scored=~np.isnan(np.array([sample.reward for sample in samples], dtype=np.float64)),
+        sample_weights=_per_sample(every, weights, np.float32),
+        uses=uses,
+        group_ids=_per_sample(every, [group.group_id for group in every], np.int32),
     )
 
 
@@ -91,8 +107,12 @@ def shards(batch: Batch, config: RunConfig, world_size: int) -> list[Shard]:
     count = config.training.num_minibatches
     minibatch_S = minibatches(batch.group_ids, count, (config.run.seed, batch.version))
     tokens_S = tokens_per_sample(batch)
-    weights_S = aggregate(
-        config.objective.loss_type, tokens_S, batch.group_ids, minibatch_S, config.generation.max_completion_length
+    weights_S = batch.sample_weights * aggregate(
+        config.objective.loss_type,
+        batch.denominator_tokens,
+        batch.group_ids,
+        minibatch_S,
+        config.generation.max_completion_length,
     )
     # A sample without a trained token is not computed.
     prompt_S, completion_S = batch.prompt_lengths * (tokens_S > 0), batch.completion_lengths * (tokens_S > 0)
@@ -119,7 +139,11 @@ def select(batch: Batch, samples: np.ndarray) -> Batch:
         behaviour_logprobs=batch.behaviour_logprobs[completion],
         token_versions=batch.token_versions[completion],
         loss_mask=batch.loss_mask[completion],
+        denominator_tokens=batch.denominator_tokens[samples],
         advantages=batch.advantages[samples],
+        is_scored=batch.is_scored[samples],
+        sample_weights=batch.sample_weights[samples],
+        uses=batch.uses[samples],
         group_ids=batch.group_ids[samples],
     )
 
@@ -129,28 +153,6 @@ def tokens_per_sample(batch: Batch) -> np.ndarray:
     ends = np.concatenate([[0], np.cumsum(batch.loss_mask)])
     stops = np.cumsum(batch.completion_lengths)
     return np.asarray(ends[stops] - ends[stops - batch.completion_lengths])
-
-
-def _advantages(
-    samples: Sequence[Sample], group_ids: np.ndarray, config: RunConfig, reward_weights: Mapping[str, float]
-) -> np.ndarray:
-    objective = config.objective
-    rewards_S = np.array([sample.reward for sample in samples], dtype=np.float64)
-    punishment_S = np.zeros(len(samples))
-    if objective.soft_punish_cache is not None:
-        lengths_S = np.array([len(sample.completion.token_ids) for sample in samples], dtype=np.int64)
-        limit = config.generation.max_completion_length
-        punishment_S = soft_overlong_punishment(lengths_S, limit, objective.soft_punish_cache)
-    if objective.multi_objective_aggregation == "sum_then_normalize":
-        return sum_then_normalize(
-            rewards_S + punishment_S, group_ids, objective.advantage_baseline, objective.scale_rewards
-        )
-    names = list(dict.fromkeys(name for sample in samples for name in sample.rewards))
-    columns = [[_or_nan(sample.rewards.get(name)) for sample in samples] for name in names]
-    # The punishment is one more reward, of weight 1, as it is in TRL; but it scores nothing that no function scored.
-    columns.append(np.where(np.isnan(rewards_S), np.nan, punishment_S).tolist())
-    weights = [*(reward_weights[name] for name in names), 1.0]
-    return normalize_then_sum(np.array(columns).T, np.array(weights), group_ids)
 
 
 def _sizes(tokens: np.ndarray) -> Sizes:
@@ -168,16 +170,13 @@ def _part(whole: Shard, members: np.ndarray) -> Shard:
     chosen = np.concatenate([members, np.array(stand_ins, dtype=members.dtype)])
     is_member = np.arange(len(chosen)) < len(members)
     batch = select(whole.batch, chosen)
+    mask = batch.loss_mask & np.repeat(is_member, batch.completion_lengths)
     return Shard(
-        batch=replace(batch, loss_mask=batch.loss_mask & np.repeat(is_member, batch.completion_lengths)),
+        batch=replace(batch, loss_mask=mask, is_scored=batch.is_scored & is_member),
         minibatch_of_sample=minibatch_S[chosen],
         token_weights=np.where(is_member, whole.token_weights[chosen], 0.0),
         sizes=whole.sizes,
     )
-
-
-def _or_nan(reward: float | None) -> float:
-    return math.nan if reward is None else reward
 
 
 def _ragged_indices(lengths: np.ndarray, samples: np.ndarray) -> np.ndarray:
@@ -192,3 +191,15 @@ def _flat(pieces: Sequence[Sequence[float]] | Sequence[np.ndarray], dtype: type[
 
 def _is_trained(sample: Sample, mask_truncated: bool) -> bool:
     return not (mask_truncated and sample.completion.finish_reason == "length")
+
+
+def _is_over_stale(staleness: np.ndarray, is_replayed: np.ndarray, config: RunConfig) -> np.ndarray:
+    """Bool, one per token: what `buffer.over_stale=mask` leaves out."""
+    if config.buffer.over_stale != "mask":
+        return np.zeros(len(staleness), dtype=bool)
+    return np.asarray((staleness > config.buffer.max_staleness) & ~is_replayed)
+
+
+def _per_sample(groups: Sequence[Group], values: Sequence[float], dtype: type[np.generic]) -> np.ndarray:
+    """One value per group, repeated for each of its samples."""
+    return np.repeat(np.array(values, dtype=dtype), [len(group.samples) for group in groups])

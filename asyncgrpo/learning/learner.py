@@ -26,6 +26,7 @@ from asyncgrpo.learning.lora import merged_state
 from asyncgrpo.learning.microbatch import MicroBatch, micro_batches, scoring_batch
 from asyncgrpo.learning.model import load
 from asyncgrpo.learning.perturbation import perturbed
+from asyncgrpo.learning.replayed_baseline import shifts_baseline
 from asyncgrpo.learning.report import Stopwatch, step_metrics
 from asyncgrpo.learning.snapshot import write_safetensors
 from asyncgrpo.learning.updates import Updates
@@ -67,7 +68,7 @@ class Learner:
         with watch.part("total"):
             minibatches = [self._minibatch(shard, shard.members(index)) for index in trained]
             try:
-                updates = self._updates.step(minibatches, watch)
+                updates = self._updates.step(shard.batch, minibatches, watch)
             except LearnerError as error:
                 raise LearnerError(f"step {self.version}, {error}") from error
             except torch.OutOfMemoryError as error:
@@ -133,6 +134,8 @@ class Learner:
         flat = np.zeros(len(members), dtype=bool)
         if not (objective.beta or objective.entropy_coef):  # the policy term alone has the advantage as a factor
             flat = is_inert(batch.advantages[members], batch.group_ids[members])
+            if shifts_baseline(self.config):  # the others of its group may be on another rank
+                flat &= batch.uses[members] == 0
         flat[-1] &= not flat.all()
         inert = self._micro_batches(batch, members[flat], shard.token_weights)
         for micro in inert:

@@ -104,7 +104,11 @@ def scoring_batch(sequences: Sequence[tuple[Sequence[int], Sequence[int]]]) -> B
         behaviour_logprobs=np.zeros(len(flat), dtype=np.float32),
         token_versions=np.zeros(len(flat), dtype=np.int32),
         loss_mask=np.ones(len(flat), dtype=bool),
+        denominator_tokens=np.array([len(completion) for completion in completions], dtype=np.int32),
         advantages=np.zeros(len(sequences), dtype=np.float32),
+        is_scored=np.zeros(len(sequences), dtype=bool),
+        sample_weights=np.ones(len(sequences), dtype=np.float32),
+        uses=np.zeros(len(sequences), dtype=np.int32),
         group_ids=np.zeros(len(sequences), dtype=np.int32),
     )
 

@@ -33,6 +33,15 @@ def any_over_ranks(is_true: bool, device: torch.device) -> bool:
     return bool(flag)
 
 
+def sum_over_ranks(value: float, device: torch.device) -> float:
+    """The sum of every rank's; not finite if one of them is not."""
+    if not dist.is_initialized():
+        return value
+    total = torch.tensor(value, device=device)
+    dist.all_reduce(total)
+    return float(total)
+
+
 def gather_over_ranks(values_N: Tensor) -> Tensor:
     """The values of all ranks, one after the other, the same on every rank."""
     if not dist.is_initialized():

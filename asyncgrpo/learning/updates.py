@@ -10,7 +10,8 @@
 Where π_old comes from (`objective.proximal_anchor`): `recompute` is the policy at the step's start. For the first
 minibatch that is what its own first forward pass computes anyway, so only the others cost one more. `first_pass` takes
 every minibatch's own first forward pass, `behaviour` and `interpolate` need none at all. With dropout before adapters
-both kinds of pass are made apart, without it.
+both kinds of pass are made apart, without it. An importance baseline (replayed_baseline.py) needs the anchor of
+replayed samples before the first update: one pass more over those of the first minibatch.
 """
 
 from __future__ import annotations
@@ -37,8 +38,10 @@ from asyncgrpo.learning.objectives.statistics import Statistics
 from asyncgrpo.learning.objectives.tokens import Tokens
 from asyncgrpo.learning.optimiser import build_optimiser, build_schedule
 from asyncgrpo.learning.policy import Policy
-from asyncgrpo.learning.ranks import any_over_ranks, gather_over_ranks
+from asyncgrpo.learning.ranks import any_over_ranks, gather_over_ranks, sum_over_ranks
+from asyncgrpo.learning.replayed_baseline import shift_replayed, shifts_baseline
 from asyncgrpo.learning.report import Stopwatch, Update
+from asyncgrpo.types import Batch
 
 MOST_STALENESS_VALUES = 33
 """Metrics are kept apart for this many values of staleness; the last one counts all above it too."""
@@ -53,7 +56,7 @@ class Updates:
     def __init__(self, loaded: LoadedModel, config: RunConfig, device: torch.device, world_size: int) -> None:
         self._loaded, self._config, self._device, self._world_size = loaded, config, device, world_size
         self.policy = self._wrap(loaded.model)
-        self._staleness_values = min(config.buffer.max_staleness + 1, MOST_STALENESS_VALUES)
+        self._staleness_values = min(_oldest_trained(config) + 1, MOST_STALENESS_VALUES)
         self._objective = build_objective(config.objective, self._staleness_values)
         self._parameters = [parameter for parameter in self.policy.parameters() if parameter.requires_grad]
         self._optimiser = build_optimiser(self._parameters, config.training)
@@ -69,13 +72,13 @@ class Updates:
         """Of the next update."""
         return float(self._schedule.get_last_lr()[0])
 
-    def step(self, minibatches: Sequence[Sequence[MicroBatch]], watch: Stopwatch) -> list[Update]:
-        """All updates of a step, over the `minibatches` that any rank trains a token of.
+    def step(self, batch: Batch, minibatches: Sequence[Sequence[MicroBatch]], watch: Stopwatch) -> list[Update]:
+        """All updates of a step, over the `minibatches` of this rank's `batch` that any rank trains a token of.
 
         Raises LearnerError if a loss or gradient is not finite; the weights are then as before the failing update.
         """
         with watch.part("proximal"):
-            self._prepare(minibatches)
+            self._prepare(batch, minibatches)
         updates: list[Update] = []
         for _ in range(self._config.training.num_iterations):
             for minibatch in minibatches:
@@ -83,11 +86,15 @@ class Updates:
         return updates
 
     @torch.no_grad()
-    def _prepare(self, minibatches: Sequence[Sequence[MicroBatch]]) -> None:
+    def _prepare(self, batch: Batch, minibatches: Sequence[Sequence[MicroBatch]]) -> None:
         """Proximal and reference log-probabilities, in the same micro-batches that training uses: layout and kernels
         are then the same too, and the first ratio is 1 to the last bit."""
         for minibatch in self._to_recompute(minibatches):
             self._anchor_at_current(minibatch)
+        if shifts_baseline(self._config):
+            micros = [micro for minibatch in minibatches for micro in minibatch]
+            self._anchor_at_current([micro for micro in micros if batch.uses[micro.members_B].any()])
+            shift_replayed(batch, micros, self._device)
         if self._config.objective.beta:
             with self._loaded.reference() as model:
                 reference = self.policy if model is self._loaded.model else self._wrap(model)
@@ -204,7 +211,14 @@ class Updates:
         if not any_over_ranks(not (math.isfinite(loss) and math.isfinite(norm)), self._device):
             return
         self._optimiser.zero_grad(set_to_none=True)
+        total = sum_over_ranks(loss, self._device)  # the first rank to fail is the one that is heard
         raise LearnerError(
-            f"update {done + 1}: loss is {loss}, gradient norm is {norm}; lower training.learning_rate, and look for "
+            f"update {done + 1}: loss is {total}, gradient norm is {norm}; lower training.learning_rate, and look for "
             "log-probabilities that are not finite in rollouts"
         )
+
+
+def _oldest_trained(config: RunConfig) -> int:
+    """Largest staleness that a trained token may have, replayed ones included."""
+    replayed = config.replay.replay_max_age if config.replay.replay_fraction else 0
+    return max(config.buffer.max_staleness, replayed)

@@ -137,7 +137,7 @@ def _trained_rows(
 ) -> Iterator[dict[str, Any]]:
     for index, sample in enumerate(group.samples):
         # An empty completion has no token, hence no oldest one; its group's version stands in.
-        oldest = min(sample.completion.versions, default=group.start_version)
+        oldest = int(sample.completion.versions.min(initial=version)) if len(sample.completion) else group.start_version
         yield _row(group, index, sample) | {
             "step": step,
             "version": version,

@@ -66,6 +66,11 @@ class RunFolder:
         return self.path / "ledger.jsonl"
 
     @property
+    def accounting_file(self) -> Path:
+        """Sums over the ledger, written at the end."""
+        return self.path / "accounting.json"
+
+    @property
     def rollouts_dir(self) -> Path:
         """One Parquet file per step, one row per sample."""
         return self.path / "rollouts"

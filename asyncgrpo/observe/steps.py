@@ -37,12 +37,23 @@ class StepMeasures:
     groups_admitted: int = 0
     """Since the run started, as are the drops."""
     groups_dropped: Mapping[str, int] = field(default_factory=dict)
+    groups_reissued: Mapping[str, int] = field(default_factory=dict)
 
 
 def step_record(
-    step: int, groups: Sequence[Group], version: int, report: StepReport, measures: StepMeasures
+    step: int,
+    groups: Sequence[Group],
+    version: int,
+    report: StepReport,
+    measures: StepMeasures,
+    flow: Mapping[str, float] | None = None,
 ) -> StepRecord:
-    """Record of step `step`, which trained `groups` while the learner had `version`.
+    """Record of step `step`, which trained the fresh `groups` while the learner had `version`.
+
+    Rewards, lengths and staleness are of fresh groups only: replayed ones were reported when they were.
+
+    Args:
+        flow: Further fields: reuse (`reuse.ReuseMeter.step`) and what trained groups are among all.
 
     Raises ValueError without groups, or when a token is newer than the learner.
     """
@@ -61,6 +72,7 @@ def step_record(
         **_flow_fields(groups, measures),
         **_speed_fields(samples, measures),
         **_learner_fields(report),
+        **(flow or {}),
     }
 
 
@@ -114,7 +126,8 @@ def _length_fields(samples: Sequence[Sample]) -> Fields:
 
 
 def _staleness_fields(samples: Sequence[Sample], version: int) -> Fields:
-    staleness = version - np.array([v for sample in samples for v in sample.completion.versions], dtype=np.int64)
+    versions = [sample.completion.versions for sample in samples]
+    staleness = version - np.concatenate(versions)
     if len(staleness) and staleness.min() < 0:
         raise ValueError(f"a token was sampled by version {version - staleness.min()}, but the learner has {version}")
     values, counts = np.unique(staleness, return_counts=True)
@@ -122,7 +135,7 @@ def _staleness_fields(samples: Sequence[Sample], version: int) -> Fields:
         "staleness_mean": _mean(staleness),
         "staleness_max": int(staleness.max(initial=0)),
         **{f"staleness_tokens/{value}": int(count) for value, count in zip(values, counts, strict=True)},
-        "mixed_version_samples_ratio": sum(len(set(s.completion.versions)) > 1 for s in samples) / len(samples),
+        "mixed_version_samples_ratio": sum(bool((v != v[:1]).any()) for v in versions) / len(samples),
     }
 
 
@@ -134,6 +147,7 @@ def _flow_fields(groups: Sequence[Group], measures: StepMeasures) -> Fields:
         "buffer_groups": measures.buffer_groups,
         "groups_admitted": measures.groups_admitted,
         **{f"groups_dropped/{reason}": count for reason, count in measures.groups_dropped.items()},
+        **{f"groups_reissued/{reason}": count for reason, count in measures.groups_reissued.items()},
     }
 
 

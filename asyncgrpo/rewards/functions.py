@@ -54,11 +54,11 @@ class RewardFunction:
             deadline = asyncio.timeout(self.timeout)
             try:
                 async with deadline:
-                    returned = await call_in_thread(functools.partial(self.call, **accepted(self.call, arguments)))
+                    returned = await call_in_thread(functools.partial(self._call_and_read, arguments, count))
                     if inspect.isawaitable(returned):
                         returned = await await_aside(returned)
-                    # In a thread, too: what was returned may have methods of the user's, or wait for a GPU.
-                    values: list[float | None] = await call_in_thread(functools.partial(read_values, returned, count))
+                        returned = await call_in_thread(functools.partial(read_values, returned, count))
+                    values: list[float | None] = returned
                     return values
             except Exception as error:  # the boundary to user code, which may raise anything
                 if deadline.expired():
@@ -67,6 +67,14 @@ class RewardFunction:
                     raise self.failure(prompt, str(error)) from error
                 where = raised_in(self.call, error)
                 raise self.failure(prompt, f"{type(error).__name__}: {said(error)}{where}") from error
+
+    def _call_and_read(self, arguments: Mapping[str, Any], count: int) -> Any:
+        """In the thread of the call, too: what it returned may have methods of the user's, or wait for a GPU.
+
+        The values, or what is to be awaited for them.
+        """
+        returned = self.call(**accepted(self.call, arguments))
+        return returned if inspect.isawaitable(returned) else read_values(returned, count)
 
     def failure(self, prompt: Prompt, reason: str) -> RewardError:
         """What a call that failed raises, by `on_error`."""
@@ -175,7 +183,7 @@ def _arguments(prompt: Prompt, completions: Sequence[Completion], texts: Sequenc
         **{name: [value] * count for name, value in prompt.columns.items()},
         "prompts": [[dict(m) for m in prompt.prompt] if chat else prompt.prompt for _ in range(count)],  # type: ignore[arg-type]
         "completions": [[{"role": "assistant", "content": text}] if chat else text for text in texts],
-        "completion_ids": [list(completion.token_ids) for completion in completions],
+        "completion_ids": [completion.token_ids.tolist() for completion in completions],
     }
 
 

@@ -8,8 +8,7 @@ report processed log-probabilities and, for the check of updates, load `{"path":
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -19,32 +18,27 @@ from safetensors.torch import load_file, save_file
 from asyncgrpo.config import RunConfig
 from asyncgrpo.errors import EngineRejected
 from asyncgrpo.generation.client import EngineClient
+from asyncgrpo.testing.contract_pauses import check_load, check_pause, check_pause_abort, check_pause_wait
+from asyncgrpo.testing.contract_tools import (
+    INCARNATION,
+    LONG_TEMPERATURE,
+    PROMPT,
+    TEMPERATURE,
+    TOLERANCE,
+    client_of,
+    sample,
+    settled_tokens,
+    wait_for_tokens,
+)
 from asyncgrpo.testing.fake_model import FakeModel
 from asyncgrpo.types import Completion, encode_version
-
-INCARNATION = "contract.3"
-TOLERANCE = 2e-3
-"""Largest difference of a log-probability, nats, between two float32 computations of the same model."""
-PROMPT = (21, 13, 23, 31)
-TEMPERATURE = 0.7
-LONG_TEMPERATURE = 2.0
-"""The largest that vLLM takes. Flattens the distribution so far that the end token is rare: long completions."""
-
-
-@asynccontextmanager
-async def client_of(url: str) -> AsyncIterator[EngineClient]:
-    """A client, with the engine's weights named version 0."""
-    config = RunConfig.model_validate({"generation": {"request_timeout": 120.0, "max_completion_length": 24}})
-    async with EngineClient(url, "engine", config, INCARNATION) as client:
-        await client.set_weight_version(encode_version(INCARNATION, 0))
-        yield client
 
 
 async def check_generate(url: str, folder: Path) -> None:
     """Lengths, limits, version and token count of ordinary completions; the same prompt gives different samples."""
     async with client_of(url) as client:
         before = await client.generated_tokens()
-        completions = await _sample(client, "shape", count=8, max_tokens=24)
+        completions = await sample(client, "shape", count=8, max_tokens=24)
         sampled = sum(len(completion.token_ids) for completion in completions)
         assert await client.generated_tokens() - before == sampled
     end_tokens = FakeModel(folder).end_tokens
@@ -54,7 +48,7 @@ async def check_generate(url: str, folder: Path) -> None:
             assert len(completion.token_ids) == 24
         else:
             assert completion.token_ids[-1] in end_tokens, "the end token belongs to the completion"
-    assert len({completion.token_ids for completion in completions}) > 1
+    assert len({tuple(completion.token_ids) for completion in completions}) > 1
 
 
 async def check_logprobs(url: str, folder: Path) -> None:
@@ -62,7 +56,7 @@ async def check_logprobs(url: str, folder: Path) -> None:
     model = FakeModel(folder)
     async with client_of(url) as client:
         for temperature in (1.0, TEMPERATURE):
-            completions = await _sample(client, f"t{temperature}", count=4, max_tokens=16, temperature=temperature)
+            completions = await sample(client, f"t{temperature}", count=4, max_tokens=16, temperature=temperature)
             assert _difference(model, completions, temperature) < TOLERANCE
             other = 1.0 if temperature != 1.0 else TEMPERATURE
             assert _difference(model, completions, other) > 10 * TOLERANCE, "the temperature makes no difference"
@@ -91,35 +85,15 @@ async def check_rejections(url: str, folder: Path) -> None:
         await client.health()
 
 
-async def check_pause(url: str, folder: Path) -> None:
-    """A paused engine samples nothing, keeps what runs, queues what comes; pausing and resuming twice is harmless."""
-    async with client_of(url) as client, asyncio.TaskGroup() as tasks:
-        running = tasks.create_task(_sample(client, "before", count=4, max_tokens=200, temperature=LONG_TEMPERATURE))
-        await _wait_for_tokens(client, 8)
-        await client.pause()
-        await client.pause()
-        assert await client.is_paused()
-        queued = tasks.create_task(client.generate(PROMPT, "during-0-0-0"))
-        before = await _settled_tokens(client)
-        await asyncio.sleep(0.3)
-        assert await client.generated_tokens() == before
-        assert not queued.done()
-        await client.resume()
-        await client.resume()
-        assert not await client.is_paused()
-        assert all(completion.token_ids for completion in await running)
-        assert (await queued).token_ids
-
-
 async def check_disconnect(url: str, folder: Path) -> None:
     """A client that hangs up ends its requests."""
     async with client_of(url) as client:
         before = await client.generated_tokens()
-        task = asyncio.create_task(_sample(client, "gone", count=8, max_tokens=400, temperature=LONG_TEMPERATURE))
-        await _wait_for_tokens(client, 8)
+        task = asyncio.create_task(sample(client, "gone", count=8, max_tokens=400, temperature=LONG_TEMPERATURE))
+        await wait_for_tokens(client, 8)
         task.cancel()
         await asyncio.wait([task])
-        sampled = await _settled_tokens(client) - before
+        sampled = await settled_tokens(client) - before
         assert sampled < 8 * 100, f"{sampled} tokens were sampled for nobody"
 
 
@@ -133,15 +107,13 @@ async def check_update(url: str, folder: Path) -> None:
         new.load(changed)
         async with client_of(url) as client, asyncio.TaskGroup() as tasks:
             await client.init_weight_transfer({})
-            flying = tasks.create_task(
-                _sample(client, "flying", count=16, max_tokens=200, temperature=LONG_TEMPERATURE)
-            )
-            await _wait_for_tokens(client, 40)
+            flying = tasks.create_task(sample(client, "flying", count=16, max_tokens=200, temperature=LONG_TEMPERATURE))
+            await wait_for_tokens(client, 40)
             await publish(client, changed, 1)
             assert await client.weight_version() == encode_version(INCARNATION, 1)
-            after = await _sample(client, "after", count=4, max_tokens=16)
+            after = await sample(client, "after", count=4, max_tokens=16)
             await publish(client, folder / "model.safetensors", 2)
-            again = await _sample(client, "again", count=4, max_tokens=16)
+            again = await sample(client, "again", count=4, max_tokens=16)
             completions = await flying
     assert any({0, 1} <= set(completion.versions) for completion in completions), "no completion saw the update"
     assert {v for c in after for v in c.versions} == {1}
@@ -157,6 +129,9 @@ CHECKS = (
     check_stop_tokens,
     check_rejections,
     check_pause,
+    check_pause_abort,
+    check_pause_wait,
+    check_load,
     check_disconnect,
     check_update,
 )
@@ -181,23 +156,15 @@ async def publish(client: EngineClient, path: Path, version: int) -> None:
     await client.resume()
 
 
-async def _sample(
-    client: EngineClient, name: str, *, count: int, max_tokens: int, temperature: float = TEMPERATURE
-) -> list[Completion]:
-    async with asyncio.TaskGroup() as tasks:
-        requests = [
-            tasks.create_task(client.generate(PROMPT, f"{name}-0-{i}-0", max_tokens, temperature)) for i in range(count)
-        ]
-    return [request.result() for request in requests]
-
-
 def _difference(model: FakeModel, completions: Sequence[Completion], temperature: float) -> float:
     """Largest |engine - model| over all tokens, nats."""
     return max(
-        abs(scored - said)
+        abs(float(scored) - float(said))
         for completion in completions
         for scored, said in zip(
-            model.score(PROMPT, completion.token_ids, temperature), completion.behaviour_logprobs, strict=True
+            model.score(PROMPT, completion.token_ids.tolist(), temperature),
+            completion.behaviour_logprobs.tolist(),
+            strict=True,
         )
     )
 
@@ -207,26 +174,7 @@ def _assert_sampled_by(models: Mapping[int, FakeModel], completions: Sequence[Co
     for completion in completions:
         assert list(completion.versions) == sorted(completion.versions)
         for version in set(completion.versions):
-            scored = models[version].score(PROMPT, completion.token_ids, temperature)
+            scored = models[version].score(PROMPT, completion.token_ids.tolist(), temperature)
             mine = [i for i, other in enumerate(completion.versions) if other == version]
             difference = max(abs(scored[i] - completion.behaviour_logprobs[i]) for i in mine)
             assert difference < TOLERANCE, f"version {version}: log-probabilities differ by {difference:.4f} nats"
-
-
-async def _wait_for_tokens(client: EngineClient, count: int) -> None:
-    """Until the engine has sampled `count` more tokens."""
-    target = await client.generated_tokens() + count
-    async with asyncio.timeout(60.0):
-        while await client.generated_tokens() < target:  # noqa: ASYNC110  (the engine is another process)
-            await asyncio.sleep(0.01)
-
-
-async def _settled_tokens(client: EngineClient) -> int:
-    """The engine's token count once it has stopped rising."""
-    async with asyncio.timeout(10.0):
-        count = await client.generated_tokens()
-        while True:
-            await asyncio.sleep(0.2)
-            if (now := await client.generated_tokens()) == count:
-                return count
-            count = now

@@ -9,7 +9,8 @@ from typing import Any, TypeVar
 
 from aiohttp import web
 
-from asyncgrpo.testing.fake_core import CoreRequest, FakeCore
+from asyncgrpo.testing.fake_core import FakeCore
+from asyncgrpo.testing.fake_request import CoreRequest
 
 T = TypeVar("T")
 
@@ -93,7 +94,7 @@ def version_spans(versions: list[str]) -> list[dict[str, Any]]:
 
 def metrics(core: FakeCore, model: str) -> str:
     labels = f'engine="0",model_name="{model}"'
-    running = min(len(core.requests), core.max_num_seqs)
+    running = core.running
     lines = [
         "# HELP vllm:generation_tokens_total Number of generation tokens processed.",
         "# TYPE vllm:generation_tokens_total counter",
@@ -102,6 +103,10 @@ def metrics(core: FakeCore, model: str) -> str:
         f"vllm:num_requests_running{{{labels}}} {float(running)}",
         "# TYPE vllm:num_requests_waiting gauge",
         f"vllm:num_requests_waiting{{{labels}}} {float(len(core.requests) - running)}",
+        "# TYPE vllm:kv_cache_usage_perc gauge",
+        f"vllm:kv_cache_usage_perc{{{labels}}} {core.kv_usage}",
+        "# TYPE vllm:num_preemptions_total counter",
+        f"vllm:num_preemptions_total{{{labels}}} {float(core.preemptions)}",
         "# TYPE vllm:request_success_total counter",
     ]
     for reason in ("stop", "length", "abort"):

@@ -11,12 +11,12 @@ import random
 import zlib
 from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import torch
 
 from asyncgrpo.testing.fake_model import FakeModel
+from asyncgrpo.testing.fake_request import CoreRequest
 
 Script = Callable[[tuple[int, ...], random.Random], Sequence[int]]
 """Prompt and a generator seeded by the request's id, to the tokens the engine shall "sample"."""
@@ -25,24 +25,6 @@ PauseMode = Literal["abort", "wait", "keep"]
 
 class EngineDead(Exception):
     pass
-
-
-@dataclass(eq=False)
-class CoreRequest:
-    """One completion on its way."""
-
-    request_id: str
-    prompt: tuple[int, ...]
-    params: Mapping[str, Any]
-    script: deque[int] | None
-    generator: torch.Generator
-    finished: asyncio.Future[str]
-    """Finish reason; or EngineDead."""
-    token_ids: list[int] = field(default_factory=list)
-    logprobs: list[tuple[float, int]] = field(default_factory=list)
-    """Log-probability and rank of each token."""
-    versions: list[str] = field(default_factory=list)
-    stop_reason: int | None = None
 
 
 class FakeCore:
@@ -56,16 +38,18 @@ class FakeCore:
         max_model_len: int,
         seed: int,
         transfer_backend: str,
+        kv_blocks: int,
     ) -> None:
         self.model = model
+        self.kv_blocks = kv_blocks
         self.transfer_backend = transfer_backend
         self.max_num_seqs, self.max_model_len = max_num_seqs, max_model_len
         self.version = "default"
         self.paused: PauseMode | None = None
         self.dead = False
         self.requests: list[CoreRequest] = []
-        """Unfinished ones, oldest first; the first `max_num_seqs` are computed."""
-        self.generated_tokens = 0
+        """Unfinished ones. Those that are computed come first, oldest first."""
+        self.generated_tokens = self.preemptions = 0
         self.finished: Counter[str] = Counter()
         self._script, self._token_seconds, self._seed = script, token_seconds, seed
         self._between_steps = asyncio.Lock()
@@ -83,6 +67,9 @@ class FakeCore:
                     await self._changed.wait_for(self._runnable)
                 async with self._between_steps:
                     if batch := self._runnable():
+                        self._preempt([r for r in self.requests if r.holds_cache and r not in batch])
+                        for request in batch:
+                            request.holds_cache = True
                         await self._step(batch)
                 await self._announce()
                 await asyncio.sleep(self._token_seconds)
@@ -122,6 +109,8 @@ class FakeCore:
                 for request in self.requests:
                     _finish(request, "abort")
                 self.requests.clear()
+            if mode == "keep":  # the cache is cleared, for which vLLM preempts what runs
+                self._preempt([request for request in self.requests if request.holds_cache])
         await self._announce()
         if mode == "wait":
             async with self._changed:
@@ -162,11 +151,33 @@ class FakeCore:
             if version is not None:
                 self.version = version
 
+    @property
+    def running(self) -> int:
+        return sum(request.holds_cache for request in self.requests)
+
+    @property
+    def kv_usage(self) -> float:
+        return sum(request.blocks for request in self.requests if request.holds_cache) / self.kv_blocks
+
     def _runnable(self) -> list[CoreRequest]:
+        """As many of the oldest as have room in the KV cache, but one at least."""
         candidates = self.requests
         if self.paused is not None:
             candidates = [request for request in candidates if request in self._draining]
-        return candidates[: self.max_num_seqs]
+        batch: list[CoreRequest] = []
+        blocks = 0
+        for request in candidates[: self.max_num_seqs]:
+            blocks += request.blocks
+            if batch and blocks > self.kv_blocks:
+                break
+            batch.append(request)
+        return batch
+
+    def _preempt(self, requests: Sequence[CoreRequest]) -> None:
+        """Take the cache from requests; what it held will be computed again."""
+        for request in requests:
+            request.holds_cache = False
+            self.preemptions += 1
 
     async def _announce(self) -> None:
         async with self._changed:

@@ -36,7 +36,8 @@ from asyncgrpo.weights.vllm_plugin import BACKEND
 class FakeEngine:
     """script: tokens to "sample" instead of random ones. token_seconds: pause after every step. seed: of the sampling;
     a request with the same id, prompt and weights gives the same completion. scale_out, dev_mode: as vLLM's settings
-    of that name. raw_logprobs: as with `--logprobs-mode raw_logprobs`. on_death: what the fault "die" does.
+    of that name. raw_logprobs: as with `--logprobs-mode raw_logprobs`. kv_blocks: size of the KV cache, as with
+    `--num-gpu-blocks-override`; requests that outgrow it are preempted. on_death: what the fault "die" does.
     """
 
     def __init__(
@@ -51,6 +52,7 @@ class FakeEngine:
         seed: int = 0,
         raw_logprobs: bool = False,
         hf_overrides: Mapping[str, Any] | None = None,
+        kv_blocks: int = 2**20,
         scale_out: bool = True,
         dev_mode: bool = True,
         transfer_backend: str = BACKEND,
@@ -73,6 +75,7 @@ class FakeEngine:
             max_model_len=max_model_len or self.model.max_positions,
             seed=seed,
             transfer_backend=transfer_backend,
+            kv_blocks=kv_blocks,
         )
         self._scale_out, self._dev_mode = scale_out, dev_mode
         self._on_death = on_death or self.close_sockets
@@ -173,6 +176,7 @@ async def _serve(arguments: argparse.Namespace) -> None:
         seed=arguments.seed,
         raw_logprobs=arguments.logprobs_mode == "raw_logprobs",
         hf_overrides=arguments.hf_overrides,
+        kv_blocks=arguments.num_gpu_blocks_override,
         scale_out=arguments.enable_scale_out,
         transfer_backend=arguments.weight_transfer_config["backend"],
         dev_mode=os.environ.get("VLLM_SERVER_DEV_MODE") == "1",
@@ -193,6 +197,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--max-num-seqs", type=int, default=64)
     parser.add_argument("--max-model-len", type=int)
+    parser.add_argument("--num-gpu-blocks-override", type=int, default=2**20)
     parser.add_argument("--logprobs-mode", default="raw_logprobs")
     parser.add_argument("--hf-overrides", type=json.loads)
     parser.add_argument("--weight-transfer-config", type=json.loads, default={"backend": "none"})

@@ -102,7 +102,9 @@ async def _compare(
 ) -> tuple[np.ndarray, float]:
     """|engine - learner| per token, and the mean distance of the same tokens to the unperturbed learner."""
     completions = await gather_all(*(sample(engine, prompt) for prompt in prompts))
-    sequences = [(prompt, completion.token_ids) for prompt, completion in zip(prompts, completions, strict=True)]
+    sequences = [
+        (prompt, completion.token_ids.tolist()) for prompt, completion in zip(prompts, completions, strict=True)
+    ]
     engine_logprobs = np.concatenate([np.array(completion.behaviour_logprobs) for completion in completions])
     same = np.concatenate(await learner.score(sequences, perturbation))
     gaps = np.abs(engine_logprobs - same)

@@ -2,7 +2,9 @@
 
     prepare (learner writes a snapshot; engines generate)  ->  per engine: pause -> load -> name the version -> resume
 
-Invariant: an engine resumes only with complete weights under the right name, or not at all.
+Invariants: an engine resumes only with complete weights under the right name, or not at all. One engine never loads two
+versions at once. It is said to serve only while it is a member, and members have the latest version or are loading it;
+an engine that left becomes one again by `join`.
 """
 
 from __future__ import annotations
@@ -15,9 +17,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from asyncgrpo.concurrency import deadline, gather_all
+from asyncgrpo.concurrency import Severable, deadline, gather_all
 from asyncgrpo.errors import EngineError, PublishError
-from asyncgrpo.types import Snapshot, encode_version
+from asyncgrpo.types import InFlight, Snapshot, encode_version
 
 logger = logging.getLogger(__name__)
 
@@ -32,7 +34,7 @@ class EngineControl(Protocol):
     def name(self) -> str: ...
     @property
     def url(self) -> str: ...
-    async def pause(self) -> None: ...
+    async def pause(self, in_flight: InFlight = ...) -> None: ...
     async def resume(self) -> None: ...
     async def init_weight_transfer(self, init_info: Mapping[str, Any]) -> None: ...
     async def start_weight_update(self) -> None: ...
@@ -50,7 +52,7 @@ class Transport(Protocol):
     """Weights leave the learner while an engine loads them, so no step may train meanwhile."""
 
     async def connect(self, engines: Sequence[EngineControl]) -> None:
-        """Once, before the first version."""
+        """Before their first version, and once more when they come back."""
 
     async def prepare(self, version: int, perturbation: int | None = None) -> Snapshot:
         """Make `version` ready to load, while engines generate."""
@@ -59,7 +61,7 @@ class Transport(Protocol):
         """Load it into a paused engine: start, update, finish."""
 
     def discard_before(self, version: int) -> None:
-        """Every engine serves `version`."""
+        """No engine needs an older one any more."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,11 +71,29 @@ class PublishReport:
     prepare_seconds: float
     """The learner was busy for that long; engines generated."""
     paused_seconds: Mapping[str, float] = field(default_factory=dict)
-    """By engine: from the call that paused it to the one that resumed it."""
+    """By engine that serves it: from the call that paused it to the one that resumed it."""
+
+
+class _Left(Exception):
+    """An engine left while it was loading."""
+
+
+@dataclass(slots=True)
+class _Seat:
+    """What is known of one engine."""
+
+    engine: EngineControl
+    is_member: bool = True
+    is_paused: bool = False
+    was_paused: bool = False
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    loading: Severable = field(default_factory=Severable)
+    joining_with: int | None = None
+    """Version it is loading in order to become a member."""
 
 
 class Publisher:
-    """Publishes one version after another to all engines; never two at a time."""
+    """Publishes one version after another to all members; never two at a time."""
 
     def __init__(
         self,
@@ -83,52 +103,117 @@ class Publisher:
         incarnation: str,
         timeout: float,
         concurrency: int = 1,
+        in_flight: InFlight = "keep",
         on_served: Callable[[str, int], None] = lambda engine, version: None,
     ) -> None:
-        """timeout: seconds one engine may take. on_served(engine, version): called as each engine resumes."""
+        """timeout: seconds one engine may take. concurrency: engines that load at the same time. in_flight: what
+        becomes of running requests. on_served(engine, version): called as each engine resumes.
+        """
+        self.on_failed: Callable[[str, PublishError], None] | None = None
+        """Called when a version does not reach an engine, which shall then leave. None: `load` raises it instead."""
         self._transport = transport
-        self._engines = engines
+        self._seats = {engine.name: _Seat(engine) for engine in engines}
         self._incarnation = incarnation
         self._timeout = timeout
         self._turns = asyncio.Semaphore(concurrency)
+        self._in_flight: InFlight = in_flight
         self._on_served = on_served
+        self._latest: Snapshot | None = None
 
     @property
     def holds_learner(self) -> bool:
         return self._transport.holds_learner
 
     async def connect(self) -> None:
-        await self._transport.connect(self._engines)
+        await self._transport.connect([seat.engine for seat in self._seats.values()])
 
     async def prepare(self, version: int, perturbation: int | None = None) -> Snapshot:
         return await self._transport.prepare(version, perturbation)
 
     async def load(self, snapshot: Snapshot) -> PublishReport:
-        """Bring a prepared version to every engine. Raises PublishError naming the engine and its own words."""
-        paused = await gather_all(*(self._load_into(engine, snapshot) for engine in self._engines))
-        self._transport.discard_before(snapshot.version)
+        """Bring a prepared version to every member. An engine that fails is told to `on_failed`; while there is none,
+        raises PublishError naming the engine and its own words.
+        """
+        self._latest = snapshot
+        members = [seat for seat in self._seats.values() if seat.is_member]
+        paused = await gather_all(*(self._bring_to(seat, snapshot) for seat in members))
+        self._discard()
         return PublishReport(
             version=snapshot.version,
             bytes=snapshot.bytes,
             prepare_seconds=snapshot.seconds,
-            paused_seconds={engine.name: seconds for engine, seconds in zip(self._engines, paused, strict=True)},
+            paused_seconds={
+                seat.engine.name: seconds for seat, seconds in zip(members, paused, strict=True) if seconds is not None
+            },
         )
 
     async def publish(self, version: int, perturbation: int | None = None) -> PublishReport:
         return await self.load(await self.prepare(version, perturbation))
 
-    async def _load_into(self, engine: EngineControl, snapshot: Snapshot) -> float:
-        what = f"publish of version {snapshot.version} to {engine.name}"
-        async with self._turns:
-            started = time.monotonic()
+    def leave(self, engine: str) -> None:
+        """No version is brought to it from now on; one that it is loading is abandoned."""
+        seat = self._seats[engine]
+        seat.is_member = False
+        seat.loading.sever(_Left)
+
+    async def join(self, engine: str) -> None:
+        """Bring an engine that left to the latest version, by which it is a member again. Raises PublishError."""
+        seat, what = self._seats[engine], f"preparing {engine} for weights"
+        try:
             try:
                 async with deadline(self._timeout, PublishError, what):
-                    await engine.pause()
+                    await self._transport.connect([seat.engine])
+            except EngineError as error:
+                raise PublishError(f"{what} failed: {error}") from error
+            loaded = None
+            while loaded is None or loaded is not self._latest:  # a newer one may be published meanwhile
+                loaded = self._latest
+                assert loaded is not None, "version 0 is published before an engine can leave"
+                seat.joining_with = loaded.version
+                await self._load_into(seat, loaded)
+            seat.is_member = True
+            self._on_served(engine, loaded.version)
+        finally:
+            seat.joining_with = None
+            self._discard()
+
+    def was_paused(self, engine: str) -> bool:
+        """Whether it was paused at any time since the last call."""
+        seat = self._seats[engine]
+        was_paused, seat.was_paused = seat.was_paused, seat.is_paused
+        return was_paused
+
+    async def _bring_to(self, seat: _Seat, snapshot: Snapshot) -> float | None:
+        """Seconds it was paused; None if it failed or left."""
+        try:
+            seconds = await seat.loading.run(self._load_into(seat, snapshot))
+        except _Left:
+            return None
+        except PublishError as error:
+            if self.on_failed is None:
+                raise
+            self.on_failed(seat.engine.name, error)
+            return None
+        if not seat.is_member:  # it left just now
+            return None
+        self._on_served(seat.engine.name, snapshot.version)
+        return seconds
+
+    async def _load_into(self, seat: _Seat, snapshot: Snapshot) -> float:
+        engine = seat.engine
+        what = f"publish of version {snapshot.version} to {engine.name}"
+        async with seat.lock, self._turns:
+            started = time.monotonic()
+            seat.is_paused = seat.was_paused = True
+            try:
+                async with deadline(self._timeout, PublishError, what):
+                    await engine.pause(self._in_flight)
                     await self._load_with_one_retry(engine, snapshot)
                     await engine.resume()
             except EngineError as error:
                 raise PublishError(f"{what} failed: {error}") from error
-            self._on_served(engine.name, snapshot.version)
+            finally:
+                seat.is_paused = False
             return time.monotonic() - started
 
     async def _load_with_one_retry(self, engine: EngineControl, snapshot: Snapshot) -> None:
@@ -142,3 +227,10 @@ class Publisher:
             with contextlib.suppress(EngineError):
                 await engine.finish_weight_update(INCOMPLETE)
             await self._transport.load(engine, snapshot, wire_version)
+
+    def _discard(self) -> None:
+        """What is older than the latest version, and than what an engine joins with."""
+        if self._latest is None:
+            return
+        joining = [seat.joining_with for seat in self._seats.values() if seat.joining_with is not None]
+        self._transport.discard_before(min([self._latest.version, *joining]))

@@ -1,6 +1,8 @@
 """Who waits in the buffer for what, and who wakes whom."""
 
 import asyncio
+from collections.abc import Awaitable
+from typing import Any
 
 import pytest
 from buffer_cases import group, sample
@@ -23,8 +25,13 @@ async def waits(awaitable: asyncio.Future) -> bool:
     return not awaitable.done()
 
 
+async def soon(awaitable: Awaitable[Any]) -> object:
+    """Its result, which what was just done should have brought: a buffer that wakes nobody must not hang the tests."""
+    return await asyncio.wait_for(awaitable, 5)
+
+
 async def train(rollouts: RolloutBuffer, publish: bool = True) -> list[int]:
-    taken = await rollouts.take()
+    taken = await asyncio.wait_for(rollouts.take(), 5)
     version = await rollouts.consumed()
     if publish:
         await rollouts.published(version)
@@ -34,38 +41,38 @@ async def train(rollouts: RolloutBuffer, publish: bool = True) -> list[int]:
 async def test_a_step_waits_for_groups_and_an_admission_for_the_publish() -> None:
     rollouts = buffer()
     taking = asyncio.ensure_future(rollouts.take())
-    assert await rollouts.admit() == (0, 0)
+    assert await soon(rollouts.admit()) == (0, 0)
     admission = asyncio.ensure_future(rollouts.admit())
     assert await waits(taking)
     entered = group(0)
     assert await rollouts.enter(entered) is True
-    assert await taking == [entered]
+    assert await soon(taking) == [entered]
     assert await rollouts.consumed() == 1
     assert await waits(admission)
     await rollouts.published(1)
-    assert await admission == (1, 1)
+    assert await soon(admission) == (1, 1)
 
 
 @pytest.mark.parametrize("reissue", [False, True])
 async def test_a_failed_group_frees_its_slot_for_who_waits(reissue: bool) -> None:
     rollouts = buffer()
-    await rollouts.admit()
+    await soon(rollouts.admit())
     admission = asyncio.ensure_future(rollouts.admit())
     assert await waits(admission)
     await rollouts.drop(0, "failed", reissue=reissue)
-    assert await admission == (1, 0)
+    assert await soon(admission) == (1, 0)
     assert rollouts.contract.fates == {"reissued:failed" if reissue else "dropped:failed": 1}
     assert rollouts.collect_untrained() == []  # it has no samples to write down
 
 
 async def test_a_uniform_group_is_handed_back_and_frees_its_slot() -> None:
     rollouts = buffer(refill_budget=1)
-    await rollouts.admit()
+    await soon(rollouts.admit())
     admission = asyncio.ensure_future(rollouts.admit())
     assert await waits(admission)
     flat = group(0, sample(1.0), sample(1.0))
     assert await rollouts.enter(flat) is False
-    assert await admission == (1, 0)
+    assert await soon(admission) == (1, 0)
     assert rollouts.collect_untrained() == [(flat, "dropped:uniform")]
     assert rollouts.collect_untrained() == []
     assert await rollouts.enter(group(1, sample(1.0), sample(1.0))) is True  # the budget of this step is used up
@@ -74,7 +81,7 @@ async def test_a_uniform_group_is_handed_back_and_frees_its_slot() -> None:
 
 async def test_uniform_groups_are_trained_when_they_are_not_filtered() -> None:
     rollouts = buffer()
-    await rollouts.admit()
+    await soon(rollouts.admit())
     assert await rollouts.enter(group(0, sample(1.0), sample(1.0))) is True
     assert await train(rollouts) == [0]
 
@@ -95,19 +102,19 @@ async def test_a_taker_ends_over_stale_groups_and_wakes_the_producer(policy: str
         return comes_again
 
     rollouts = buffer(reissue, max_staleness=1, over_stale=policy)
-    await rollouts.admit()
+    await soon(rollouts.admit())
     for _ in range(2):
-        newcomer, start = await rollouts.admit()
+        newcomer, start = await soon(rollouts.admit())
         await rollouts.enter(group(newcomer, sample(0.0, [start]), sample(1.0, [start]), start_version=start))
         await train(rollouts)
-    await rollouts.admit()
+    await soon(rollouts.admit())
     late = group(0)
     assert await rollouts.enter(late) is True  # version 0, the learner has 2
     admission = asyncio.ensure_future(rollouts.admit())
     assert await waits(admission)
     taking = asyncio.ensure_future(rollouts.take())
     assert await waits(taking)
-    assert await admission == (4, 2)
+    assert await soon(admission) == (4, 2)
     assert rollouts.collect_untrained() == [(late, fate)]
     assert asked == ([0] if policy == "drop_reissue" else [])
     assert rollouts.contract.fates == {"trained": 2, fate: 1}
@@ -116,20 +123,20 @@ async def test_a_taker_ends_over_stale_groups_and_wakes_the_producer(policy: str
 
 async def test_under_mask_the_newest_token_decides() -> None:
     rollouts = buffer(max_staleness=1, over_stale="mask")
-    await rollouts.admit()
+    await soon(rollouts.admit())
     for _ in range(2):
-        newcomer, start = await rollouts.admit()
+        newcomer, start = await soon(rollouts.admit())
         await rollouts.enter(group(newcomer, sample(0.0, [start]), start_version=start))
         await train(rollouts)
     mixed = group(0, sample(0.0, [0, 0]), sample(1.0, [0, 1]))
     await rollouts.enter(mixed)
-    assert await rollouts.take() == [mixed]
+    assert await soon(rollouts.take()) == [mixed]
 
 
 async def test_what_is_held_at_the_end_is_dropped_and_finished_groups_are_handed_back() -> None:
     rollouts = buffer(max_staleness=2)
     for _ in range(3):
-        await rollouts.admit()
+        await soon(rollouts.admit())
     left = group(1)
     await rollouts.enter(left)
     await rollouts.drain()
@@ -140,7 +147,7 @@ async def test_what_is_held_at_the_end_is_dropped_and_finished_groups_are_handed
 
 async def test_a_cancelled_taker_takes_nothing() -> None:
     rollouts = buffer()
-    await rollouts.admit()
+    await soon(rollouts.admit())
     taking = asyncio.ensure_future(rollouts.take())
     assert await waits(taking)
     taking.cancel()
@@ -152,7 +159,7 @@ async def test_a_cancelled_taker_takes_nothing() -> None:
 async def test_the_producer_stops_at_the_bound_while_the_learner_stalls() -> None:
     rollouts = buffer(max_staleness=3, groups_per_step=2)
     for number in range(8):
-        assert (await rollouts.admit())[0] == number
+        assert (await soon(rollouts.admit()))[0] == number
         await rollouts.enter(group(number))
     admission = asyncio.ensure_future(rollouts.admit())
     assert await waits(admission)

@@ -42,6 +42,8 @@ def other_value(key: str) -> object:
         "objective.delta": 4.0,
         "objective.importance_sampling_cap": 3.0,
         "objective.dual_clip": 3.0,
+        "replay.replay_exponent": 1.0,
+        "weights.publish_interval": 2,
     }
     if key in special:
         return special[key]
@@ -68,6 +70,13 @@ def needed_beside(key: str) -> dict[str, object]:
     gate = gates.get(field) or next((name for name in ("sapo", "vespo") if field.startswith(name)), None)
     if section == "objective" and gate:
         return {"gate": gate}
+    if section == "replay" and field != "replay_fraction":
+        prioritised = {"replay_sampling": "advantage"} if field in ("replay_exponent", "replay_correction") else {}
+        return {"replay_fraction": 0.5, **prioritised}
+    if section == "lora" and field != "lora_r":
+        return {"lora_r": 4}
+    if field == "warmup_steps":
+        return {"lr_scheduler_type": "linear"}
     return {"beta": 0.1} if field in ("kl_estimator", "kl_weight") else {}
 
 
@@ -240,7 +249,8 @@ def test_only_given_arguments_count_as_set() -> None:
         ),
         (
             {"gate": "cispo", "epsilon_high": 5.0},
-            "epsilon_high=5.0 has no effect with gate=cispo (its bounds: gate_cap); leave it out, or set gate to clip",
+            "epsilon_high=5.0 has no effect with gate=cispo (its bounds: gate_cap); set gate_cap=5.0 "
+            "instead, or leave it out, or set gate=clip",
         ),
         ({"use_adaptive_entropy": True}, "unknown setting 'use_adaptive_entropy'; this version does not have it; "),
         ({"top_p": 0.9}, "top_p=0.9 samples from a truncated distribution"),

@@ -147,7 +147,41 @@ def test_a_section_with_everything_commented_out_is_default(tmp_path: Path) -> N
         (
             "objective: {loss_type: cispo}",
             'objective.loss_type = "cispo" (run.yaml:1): expected one of '
-            "'grpo', 'dr_grpo', 'bnpo', 'dapo', 'luspo' or 'prompt_mean'; cispo is a gate, write objective.gate=cispo",
+            "'grpo', 'dr_grpo', 'bnpo', 'dapo', 'luspo' or 'prompt_mean'; cispo is a choice of objective.gate: write "
+            "objective.gate=cispo",
+        ),
+        (
+            "objective: {loss_type: gspo}",
+            'objective.loss_type = "gspo" (run.yaml:1): expected one of '
+            "'grpo', 'dr_grpo', 'bnpo', 'dapo', 'luspo' or 'prompt_mean'; gspo is "
+            "objective.importance_sampling_level=sequence",
+        ),
+        (
+            "objective: {gate: GSPO-token}",
+            'objective.gate = "GSPO-token" (run.yaml:1): expected one of '
+            "'clip', 'none', 'cispo', 'gmpo', 'sapo', 'vespo', 'topr', 'aipo', 'dppo_tv', 'dppo_kl' or 'm2po'; "
+            "GSPO-token is objective.importance_sampling_level=sequence_token",
+        ),
+        (
+            "objective: {kl_weight: behavior}",
+            'objective.kl_weight = "behavior" (run.yaml:1): expected one of '
+            "'none', 'proximal' or 'behaviour'; did you mean 'behaviour'?",
+        ),
+        (
+            "objective: {kl_estimator: low_var}",
+            "objective.kl_estimator = \"low_var\" (run.yaml:1): expected one of 'k1', 'k2' or 'k3'",
+        ),
+        ("objective: {beta: 1e30}", "objective.beta = 1e+30 (run.yaml:1): expected at most 1000"),
+        ("objective: {entropy_coef: 1e4}", "objective.entropy_coef = 10000.0 (run.yaml:1): expected at most 1000"),
+        (
+            "engines: {dtype: bf16}",
+            "engines.dtype = \"bf16\" (run.yaml:1): expected one of 'auto', 'float32' or 'bfloat16'",
+        ),
+        (
+            "training: {lr_scheduler_type: constant-with-warmup}",
+            'training.lr_scheduler_type = "constant-with-warmup" (run.yaml:1): expected one of '
+            "'constant', 'constant_with_warmup', 'linear', 'cosine', 'cosine_with_restarts', 'polynomial' or "
+            "'inverse_sqrt'; did you mean 'constant_with_warmup'?",
         ),
         ("training: 3", "training = 3 (run.yaml:1): expected a mapping of fields"),
         ("data: {chat_template_kwargs: 3}", "data.chat_template_kwargs = 3 (run.yaml:1): expected a mapping, as in"),

@@ -20,15 +20,21 @@ def refusal(objective: dict[str, Any], **sections: Any) -> str:
     return str(caught.value)
 
 
-@pytest.mark.parametrize("correction", ["token_truncate", "token_mask", "sequence_mask", "icepop", "k3_mask"])
+@pytest.mark.parametrize("correction", ["token_truncate", "token_mask", "geometric_mask", "icepop", "k3_mask"])
 @pytest.mark.parametrize("gate", ["clip", "dppo_tv"])
 def test_drift_is_not_counted_twice(correction: str, gate: str) -> None:
     objective = {"proximal_anchor": "behaviour", "importance_sampling_correction": correction, "gate": gate}
     assert refusal(objective) == (
         f"objective.importance_sampling_correction={correction} would count drift twice: with "
         "objective.proximal_anchor=behaviour the ratio is current/behaviour already; set "
-        "objective.importance_sampling_correction=none, or another objective.proximal_anchor"
+        "objective.importance_sampling_correction=none, or set objective.proximal_anchor to recompute, first_pass or "
+        "interpolate"
     )
+
+
+def test_another_anchor_is_no_remedy_where_the_gate_could_not_use_the_correction_either() -> None:
+    objective = {"proximal_anchor": "behaviour", "importance_sampling_correction": "sequence_mask", "gate": "dppo_tv"}
+    assert refusal(objective).endswith("; set objective.importance_sampling_correction=none")
 
 
 def test_the_default_correction_counts_too() -> None:
@@ -42,7 +48,7 @@ def test_a_gate_on_the_product_sees_both_factors(gate: str) -> None:
     assert refusal({"gate": gate, "importance_sampling_correction": "none"}) == (
         f"objective.gate={gate} acts on current/behaviour, but with objective.importance_sampling_correction=none and "
         "objective.proximal_anchor=recompute it would see current/proximal only; set "
-        "objective.importance_sampling_correction=token_truncate, or objective.proximal_anchor=behaviour"
+        "objective.importance_sampling_correction=token_truncate, or set objective.proximal_anchor=behaviour"
     )
     assert refusal({"gate": gate, "importance_sampling_level": "sequence"}) == (
         f"objective.importance_sampling_level=sequence has no meaning with objective.gate={gate}, which takes the "
@@ -73,7 +79,7 @@ def test_only_what_is_proportional_to_the_weight_is_normalised(gate: str) -> Non
     assert refusal({"gate": gate, "importance_sampling_normalise": True}) == (
         "objective.importance_sampling_normalise=True divides the objective by the mean weight, but "
         f"objective.gate={gate} is not proportional to the weight: its own bound would move with the mean; leave it "
-        "out, or set objective.gate to one that is, for example cispo or m2po"
+        "out, or set objective.gate to cispo or m2po"
     )
 
 
@@ -88,7 +94,7 @@ def test_what_is_proportional_to_the_weight_is_normalised(gate: str) -> None:
         (
             {"gate": "cispo", "epsilon": 0.1},
             "objective.epsilon=0.1 has no effect with objective.gate=cispo (its bounds: objective.gate_cap); "
-            "leave it out, or set objective.gate to clip",
+            "leave it out, or set objective.gate=clip",
         ),
         ({"gate": "sapo", "epsilon_high": 0.2}, "objective.epsilon_high=0.2 has no effect with objective.gate=sapo; "),
         (
@@ -157,7 +163,8 @@ def test_a_setting_without_effect(objective: dict[str, Any], message: str) -> No
         ),
         (
             {"delta": 4.0, "dual_clip": 3.0},
-            "objective.delta=4.0 and objective.dual_clip=3.0 are two names of one bound; leave one out",
+            "objective.delta=4.0 and objective.dual_clip=3.0 are two names of one bound; leave it out, or leave "
+            "objective.dual_clip out",
         ),
         (
             {"gate": "gmpo", "importance_sampling_level": "sequence_token"},
@@ -166,17 +173,17 @@ def test_a_setting_without_effect(objective: dict[str, Any], message: str) -> No
         ),
         (
             {"importance_sampling_cap": 1.5, "importance_sampling_min": 1.5},
-            "objective.importance_sampling_min=1.5 must be less than objective.importance_sampling_cap=1.5; these are "
-            "the bounds of objective.importance_sampling_correction=token_truncate, given or by default",
+            "objective.importance_sampling_min=1.5 must be less than objective.importance_sampling_cap=1.5, the "
+            "bounds of objective.importance_sampling_correction=token_truncate, given or by default; leave it out",
         ),
         (
             {"importance_sampling_correction": "icepop", "importance_sampling_cap": 0.4},
-            "objective.importance_sampling_min=0.5 must be less than objective.importance_sampling_cap=0.4; these are ",
+            "objective.importance_sampling_min=0.5 must be less than objective.importance_sampling_cap=0.4, the ",
         ),
         (
             {"beta": 0.1, "kl_estimator": "k1", "kl_weight": "none"},
             "objective.kl_estimator=k1 with objective.kl_weight=none pulls nowhere: the gradient of log current has "
-            "mean 0; set objective.kl_weight to proximal or behaviour, or objective.kl_estimator=k2",
+            "mean 0; set objective.kl_weight to proximal or behaviour, or set objective.kl_estimator=k2",
         ),
         (
             {"advantage_baseline": "batch_mean"},
@@ -196,8 +203,8 @@ def test_a_setting_without_effect(objective: dict[str, Any], message: str) -> No
         (
             {"multi_objective_aggregation": "normalize_then_sum", "scale_rewards": "batch"},
             "objective.multi_objective_aggregation=normalize_then_sum (GDPO) normalises each reward within its group, "
-            "but objective.advantage_baseline=group_mean and objective.scale_rewards=batch; set them to group_mean and "
-            "group",
+            "but objective.advantage_baseline=group_mean and objective.scale_rewards=batch; set "
+            "objective.scale_rewards=group, or leave it out",
         ),
         (
             {"importance_sampling_correction": "token_mask", "importance_sampling_cap": 0.9},
@@ -210,11 +217,11 @@ def test_a_setting_without_effect(objective: dict[str, Any], message: str) -> No
         (
             {"soft_punish_cache": 64, "scale_rewards": "mean"},
             "objective.soft_punish_cache=64 makes rewards negative, and objective.scale_rewards=mean (MaxRL) divides "
-            "by their mean; leave one out",
+            "by their mean; leave it out, or leave objective.scale_rewards out",
         ),
         (
             {"soft_punish_cache": 256},
-            "objective.soft_punish_cache=256 covers whole completions; make it less than "
+            "objective.soft_punish_cache=256 covers whole completions; leave it out, or make it less than "
             "generation.max_completion_length=256",
         ),
     ],

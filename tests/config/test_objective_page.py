@@ -9,7 +9,7 @@ import pytest
 from asyncgrpo.config import yaml_text
 from asyncgrpo.config.objective import CORRECTION_CAPS, CORRECTION_MINIMA, GATE_CAPS, GATE_THRESHOLDS, ObjectiveSection
 from asyncgrpo.config.objective_checks import PRODUCT_GATES
-from asyncgrpo.config.problems import validate
+from asyncgrpo.config.problems import METHODS, validate
 
 PAGE = (Path(__file__).parents[2] / "docs" / "objective.md").read_text()
 
@@ -21,7 +21,7 @@ RECIPES: dict[str, dict[str, Any]] = {
 PAPERS = """
     GRPO Dr._GRPO DAPO GSPO GSPO-token LUSPO GMPO CISPO ScaleRL SAPO VESPO TOPR AIPO LlamaRL PipelineRL DPPO M2PO
     Dual_clip INTELLECT-2 DeepSeek-V3.2 TIS MIS IcePop GeoRS k3-RS Veto Decoupled_PPO AReaL A-3PO RLOO REINFORCE++
-    Lite-PPO MaxRL GDPO
+    Lite-PPO MaxRL GDPO KL_by_k2 Entropy_bonus
 """
 
 
@@ -58,6 +58,13 @@ def test_the_bounds_on_the_page_are_the_defaults() -> None:
     for gate in {*GATE_CAPS, *GATE_THRESHOLDS}:
         bounds = [f"{table[gate]:g}" for table in (GATE_CAPS, GATE_THRESHOLDS) if gate in table]
         assert rows[gate][1] == "; ".join(bounds)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_method_that_is_looked_for_elsewhere_is_a_choice(method: str) -> None:
+    field, choice = METHODS[method].split("=")
+    assert getattr(validate({"objective": {field: choice}}).objective, field) == choice
+    assert method == method.lower().replace("-", "_")
 
 
 def test_the_gates_on_the_product_are_the_last_ones() -> None:

@@ -2,10 +2,11 @@ import json
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 
 from asyncgrpo.errors import EngineError, EngineRejected, EngineUnavailable
-from asyncgrpo.generation.response import parse_completion, server_text
+from asyncgrpo.generation.response import Aborted, Request, parse_completion, server_text
 from asyncgrpo.types import Completion
 
 
@@ -37,11 +38,9 @@ def good() -> dict[str, Any]:
 
 
 def parse(answer: dict[str, Any] | bytes, **changes: Any) -> Completion:
-    settings: dict[str, Any] = dict(
-        engine="e0", incarnation="1", max_tokens=8, vocab_size=16, started_at=1.0, finished_at=3.5
-    )
+    settings: dict[str, Any] = dict(engine="e0", incarnation="1", max_tokens=8, vocab_size=16, started_at=1.0)
     body = answer if isinstance(answer, bytes) else json.dumps(answer).encode()
-    return parse_completion(body, **{**settings, **changes})
+    return parse_completion(body, Request(**{**settings, **changes}), finished_at=3.5)
 
 
 def test_a_good_answer_is_read_token_by_token() -> None:
@@ -59,7 +58,7 @@ def test_a_good_answer_is_read_token_by_token() -> None:
 def test_rounding_above_zero_is_kept_as_it_is() -> None:
     answer = good()
     answer["choices"][0]["logprobs"]["content"][0]["logprob"] = 2e-7
-    assert parse(answer).behaviour_logprobs[0] == 2e-7
+    assert parse(answer).behaviour_logprobs[0] == np.float32(2e-7)
 
 
 Change = Callable[[dict[str, Any]], Any]
@@ -128,9 +127,34 @@ def test_what_is_not_an_answer_is_shown(body: bytes) -> None:
 def test_an_aborted_completion_never_counts_as_complete() -> None:
     answer = good()
     answer["choices"][0]["finish_reason"] = "abort"
-    with pytest.raises(EngineUnavailable, match="aborted the request after 3 tokens"):
+    with pytest.raises(EngineUnavailable, match="aborted the request after 3 tokens") as caught:
         parse(answer)
+    assert isinstance(caught.value, Aborted)
+    partial = caught.value.partial
+    assert partial.token_ids.tolist() == [7, 9, 2]
+    assert partial.behaviour_logprobs.tolist() == [-0.5, -1.25, -2.0]
+    assert partial.versions.tolist() == [4, 4, 5]
+    both = partial.then(partial)
+    assert (len(both), both.versions.tolist()) == (6, [4, 4, 5, 4, 4, 5])
     assert not issubclass(EngineUnavailable, EngineRejected)
+
+
+@pytest.mark.parametrize("spans", [None, []])
+def test_an_abort_before_the_first_token_has_no_tokens(spans: list[Any] | None) -> None:
+    answer = good()
+    nothing = {"finish_reason": "abort", "token_ids": [], "weight_versions": spans, "logprobs": {"content": []}}
+    answer["choices"][0].update(nothing)
+    with pytest.raises(Aborted, match="after 0 tokens") as caught:
+        parse(answer)
+    assert len(caught.value.partial) == 0
+
+
+def test_what_an_abort_has_is_checked_like_any_other() -> None:
+    answer = good()
+    answer["choices"][0].update(finish_reason="abort", token_ids=[7, 9, 16])
+    with pytest.raises(EngineError, match="token id 16") as caught:
+        parse(answer)
+    assert not isinstance(caught.value, Aborted)
 
 
 @pytest.mark.parametrize(

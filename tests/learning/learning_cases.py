@@ -34,22 +34,25 @@ def make_sample(
     *,
     logprobs: Sequence[float] | None = None,
     finish_reason: FinishReason = "stop",
-    version: int = 0,
+    version: int | Sequence[int] = 0,
 ) -> Sample:
     completion = Completion(
         token_ids=tuple(tokens),
         behaviour_logprobs=tuple(logprobs if logprobs is not None else [-5.0] * len(tokens)),
-        versions=(version,) * len(tokens),
+        versions=(version,) * len(tokens) if isinstance(version, int) else tuple(version),
         finish_reason=finish_reason,
         engine="engine-0",
     )
     return Sample(completion=completion, text="", rewards={"r": reward}, reward=reward)
 
 
-def make_group(group_id: int, samples: Sequence[Sample], prompt: Sequence[int] = (5, 6, 7)) -> Group:
+def make_group(
+    group_id: int, samples: Sequence[Sample], prompt: Sequence[int] = (5, 6, 7), row: int | None = None
+) -> Group:
+    row = group_id if row is None else row
     return Group(
         group_id=group_id,
-        prompt=Prompt(prompt_id=f"0-{group_id}", epoch=0, row=group_id, prompt="", token_ids=tuple(prompt), columns={}),
+        prompt=Prompt(prompt_id=f"0-{row}", epoch=0, row=row, prompt="", token_ids=tuple(prompt), columns={}),
         samples=tuple(samples),
         start_version=0,
         admitted_at=0.0,

@@ -109,7 +109,9 @@ def ragged_step(groups: int, minibatches: int, loss_type: str) -> tuple[Batch, R
     batch = make_batch(random_groups(groups=groups), 5, config)
     # The third sample of each group is untrained, as if it had been truncated.
     is_trained = np.arange(len(batch)) % 4 != 2
-    return dataclasses.replace(batch, loss_mask=np.repeat(is_trained, batch.completion_lengths)), config
+    mask = np.repeat(is_trained, batch.completion_lengths)
+    counted = np.where(is_trained, batch.completion_lengths, 0).astype(np.int32)
+    return dataclasses.replace(batch, loss_mask=mask, denominator_tokens=counted), config
 
 
 def weighted_sequences(parts: list[Shard]) -> list[tuple[Any, ...]]:

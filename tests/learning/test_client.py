@@ -17,7 +17,7 @@ from asyncgrpo.config import RunConfig
 from asyncgrpo.errors import ConfigError, LearnerError
 from asyncgrpo.learning.batching import make_batch
 from asyncgrpo.learning.client import LearnerClient
-from asyncgrpo.types import Batch, StepReport
+from asyncgrpo.types import Batch, Replayed, StepReport
 
 DEADLINE = 120
 
@@ -89,6 +89,28 @@ async def test_two_ranks_train_as_one(tied_model: Path, tmp_path: Path, sections
     for name, value in inline[0].metrics.items():
         assert two[0].metrics[name] == pytest.approx(value, rel=1e-4, abs=1e-6), name
     assert inline[0].metrics["grad_norm"] > 1e-4
+    for name, tensor in two[1].items():
+        torch.testing.assert_close(tensor, inline[1][name], rtol=0, atol=1e-6)
+
+
+@pytest.mark.slow
+async def test_ranks_agree_on_the_baseline_of_a_replayed_group_that_is_cut_over_them(
+    tied_model: Path, tmp_path: Path
+) -> None:
+    """One rank has samples without an advantage of their own: only the baseline, of all samples, gives them one."""
+    replay = {"replay_fraction": 0.5, "replay_advantages": "importance_baseline"}
+    config = make_config(str(tied_model), replay=replay, training=GRADIENT_STEPS)
+    (group,) = random_groups(seed=3, groups=1)
+    advantages = np.array([0.0, 0.0, 2.0, -2.0], dtype=np.float32)
+    replayed = Replayed(group=group, advantages=advantages, uses=1, probability_weight=0.5)
+    batch = make_batch([], 0, config, replayed=[replayed])
+    async with asyncio.timeout(DEADLINE):
+        inline = await train_once(config, batch, tmp_path)
+        ranks = process_config(tied_model, 2, replay=replay, training=GRADIENT_STEPS)
+        two = await train_once(ranks, batch, tmp_path)
+        frozen = await train_once(make_config(str(tied_model), training=GRADIENT_STEPS), batch, tmp_path)
+    assert two[0].metrics["grad_norm"] == pytest.approx(inline[0].metrics["grad_norm"], rel=1e-5)
+    assert abs(frozen[0].metrics["grad_norm"] / inline[0].metrics["grad_norm"] - 1) > 0.01
     for name, tensor in two[1].items():
         torch.testing.assert_close(tensor, inline[1][name], rtol=0, atol=1e-6)
 

@@ -59,6 +59,8 @@ PIECES: dict[str, dict[str, Any]] = {
     "M2PO": {"gate": M2po(0.04), **UNCORRECTED},
     "Dual clip": {"gate": Clip(0.2, 0.2, None, 3.0)},
     "INTELLECT-2": {"gate": Clip(0.2, 0.2, 4.0), "beta": 0.001},
+    "KL by k2": {"beta": 0.001, "kl_estimator": k2, "kl_weight": "behaviour"},
+    "Entropy bonus": {"entropy_coef": 0.001},
     "High-entropy tokens": {"top_entropy_quantile": 0.2},
     "DeepSeek-V3.2 mask": {"off_policy_threshold": 0.5},
     "TIS": {},

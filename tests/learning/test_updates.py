@@ -218,12 +218,6 @@ def test_a_failed_update_leaves_dropout_off(tied_model: Path) -> None:
     assert modules and not any(module.training for module in modules)
 
 
-def test_dropout_without_adapters_costs_nothing(tied_model: Path) -> None:
-    training = {"groups_per_step": 4, "num_minibatches": 2}
-    learner = Learner(make_config(str(tied_model), training=training, lora={"lora_dropout": 0.5}), "cpu")
-    assert count_forwards(learner, four_groups(learner.config))[0] == 2 + 1
-
-
 def test_every_staleness_has_its_metrics(tied_model: Path) -> None:
     config = make_config(str(tied_model), training={"groups_per_step": 4}, buffer={"max_staleness": 2})
     metrics = train(config, version=2)[0].metrics

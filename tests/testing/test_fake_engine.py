@@ -6,7 +6,6 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-import aiohttp
 import pytest
 from safetensors.torch import load_file, save_file
 
@@ -14,6 +13,7 @@ from asyncgrpo.config import RunConfig
 from asyncgrpo.errors import EngineRejected, EngineUnavailable
 from asyncgrpo.generation.client import EngineClient
 from asyncgrpo.testing.contract import INCARNATION, perturbed_weights, publish
+from asyncgrpo.testing.contract_tools import until
 from asyncgrpo.testing.fake_engine import FakeEngine
 from asyncgrpo.testing.faults import GENERATE, UPDATE, Fault, FaultPlan
 
@@ -47,24 +47,24 @@ async def test_a_script_says_what_is_sampled_and_the_model_how_likely_it_was(tin
         completion = await client.generate((9, 6), "a", temperature=0.5)
         cut = await client.generate((9, 9), "b", max_tokens=3)
         scored = engine.model.score((9, 6), completion.token_ids, 0.5)
-    assert (completion.token_ids, completion.finish_reason) == ((6, 5, 4, 3, 2), "stop")
+    assert (tuple(completion.token_ids), completion.finish_reason) == ((6, 5, 4, 3, 2), "stop")
     assert completion.behaviour_logprobs == pytest.approx(scored, abs=1e-4)
-    assert (cut.token_ids, cut.finish_reason) == ((9, 8, 7), "length")
+    assert (tuple(cut.token_ids), cut.finish_reason) == ((9, 8, 7), "length")
 
 
 async def test_a_script_without_an_end_token_ends_where_it_ends(tiny_model: Path) -> None:
     async with started(tiny_model, script=lambda prompt, rng: [rng.randrange(10, 20) for _ in range(4)]) as (_, client):
         first, second = await client.generate(PROMPT, "a"), await client.generate(PROMPT, "b")
     assert (len(first.token_ids), first.finish_reason) == (4, "stop")
-    assert first.token_ids != second.token_ids
+    assert tuple(first.token_ids) != tuple(second.token_ids)
 
 
 async def test_a_request_id_fixes_what_is_sampled(tiny_model: Path) -> None:
     async with started(tiny_model) as (_, client):
         alone = await client.generate(PROMPT, "x", max_tokens=30, temperature=2.0)
         crowd = await asyncio.gather(*(client.generate(PROMPT, name, 30, 2.0) for name in ("x", "y", "z")))
-    assert crowd[0].token_ids == alone.token_ids
-    assert len({completion.token_ids for completion in crowd}) == 3
+    assert tuple(crowd[0].token_ids) == tuple(alone.token_ids)
+    assert len({tuple(completion.token_ids) for completion in crowd}) == 3
 
 
 async def test_requests_advance_together(tiny_model: Path) -> None:
@@ -76,17 +76,23 @@ async def test_requests_advance_together(tiny_model: Path) -> None:
 
 
 async def test_more_requests_than_places_wait(tiny_model: Path) -> None:
-    async with started(tiny_model, script=lambda *_: [7] * 4, max_num_seqs=2) as (engine, client):
-        await client.pause()
+    settings: dict[str, Any] = dict(script=lambda *_: [7] * 10, token_seconds=0.02, max_num_seqs=2)
+    async with started(tiny_model, **settings) as (engine, client):
         tasks = [asyncio.create_task(client.generate(PROMPT, str(i))) for i in range(5)]
-        while len(engine.core.requests) < 5:  # noqa: ASYNC110
-            await asyncio.sleep(0.01)
-        async with aiohttp.ClientSession() as session, session.get(engine.url + "/metrics") as response:
-            metrics = await response.text()
-        values = {line.split("{")[0]: line.split()[-1] for line in metrics.splitlines() if line.startswith("vllm:num")}
-        assert values == {"vllm:num_requests_running": "2.0", "vllm:num_requests_waiting": "3.0"}
-        await client.resume()
+        load = await until(client, lambda load: load.running + load.waiting == 5)
+        assert (load.running, load.waiting, load.preemptions) == (2, 3, 0)
         assert len(await asyncio.gather(*tasks)) == 5
+        assert engine.core.kv_usage == 0.0
+
+
+async def test_a_full_cache_preempts_the_youngest_and_loses_no_token(tiny_model: Path) -> None:
+    """Two requests of 3 + 40 tokens need 3 blocks of 16 each in the end; there are 4."""
+    async with started(tiny_model, script=lambda *_: range(100, 140), kv_blocks=4) as (engine, client):
+        completions = await asyncio.gather(*(client.generate((5, 6, 7), str(i), max_tokens=40) for i in range(2)))
+        load = await client.load()
+    assert engine.core.preemptions == load.preemptions == 1
+    for completion in completions:
+        assert completion.token_ids.tolist() == list(range(100, 140))
 
 
 async def test_an_id_in_flight_is_refused(tiny_model: Path) -> None:
@@ -165,8 +171,8 @@ async def test_publish_faults_answer_well_and_leave_old_weights(
     said = completion.behaviour_logprobs
     off_new = max(abs(a - b) for a, b in zip(said, new.score(PROMPT, completion.token_ids), strict=True))
     off_old = max(abs(a - b) for a, b in zip(said, old.score(PROMPT, completion.token_ids), strict=True))
-    assert (off_new < 1e-3) is (changes == "all")
-    assert (off_old < 1e-3) is (changes == "nothing")
+    assert bool(off_new < 1e-3) is (changes == "all")
+    assert bool(off_old < 1e-3) is (changes == "nothing")
 
 
 async def test_unknown_weights_are_refused(tiny_model: Path, tmp_path: Path) -> None:

@@ -6,6 +6,8 @@ Slow by nature: a server takes half a minute to start. Two models, since a tied 
 import asyncio
 import itertools
 import json
+import subprocess
+import sys
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -157,3 +159,22 @@ def test_a_run_trains_on_a_real_server(tmp_path: Path) -> None:
 def resolved(folder: Path) -> RunConfig:
     config = RunConfig.model_validate({**CONFIG, "model": {"path": str(folder)}})
     return resolve(config, Machine(cores=(0,), gpus=(), fast_bf16=False))
+
+
+def test_vllms_processes_sleep_while_they_wait_for_each_other() -> None:
+    """On CPUs: what spins there takes a core from the learner. In a process of its own, as the plugin changes vLLM."""
+    program = """
+import time
+from asyncgrpo.weights.vllm_plugin import register
+from vllm.distributed.device_communicators.shm_broadcast import SpinCondition
+
+register()
+reader = SpinCondition.__new__(SpinCondition)
+reader.is_reader, reader.last_read, reader.busy_loop_s = True, time.monotonic(), 1.0
+began, worked = time.monotonic(), time.process_time()
+while time.monotonic() < began + 0.5:
+    reader.wait()
+print((time.process_time() - worked) / 0.5)
+"""
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=180, check=True)
+    assert float(ended.stdout.splitlines()[-1]) < 0.5  # 1 as vLLM has it

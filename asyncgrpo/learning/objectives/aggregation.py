@@ -15,9 +15,9 @@ Shapes: S samples, of all ranks and minibatches of a step.
 | prompt_mean | 1 / (groups · trained tokens of the group)                 | 2510.13786         |
 
 Samples and groups without trained tokens count in `samples` and `groups`; a minibatch without any makes no update, and
-does not count in `minibatches`. At ratio 1 and β = 0 `grpo` is 0 in value
-whenever a group's advantages sum to 0; the others are not if lengths differ. The gradient is what trains: the value of
-the loss says little.
+does not count in `minibatches`. Tokens left out as over-stale count as trained everywhere here. At ratio 1 and β = 0
+`grpo` is 0 in value whenever a group's advantages sum to 0; the others are not if lengths differ. The gradient is what
+trains: the value of the loss says little.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def aggregate(
     """Weight of each trained token of a sample, [S] float64, always finite.
 
     Args:
-        tokens_S: trained tokens of each sample.
+        tokens_S: tokens of each sample that count in denominators (`Batch.denominator_tokens`).
         group_of_sample_S: any labels; groups of different minibatches are different groups.
         minibatch_of_sample_S: any labels.
         max_length: tokens a completion may have, for dr_grpo.

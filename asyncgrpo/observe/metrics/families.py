@@ -28,8 +28,13 @@ LEARNER_STATES = ("waiting", "training", "snapshot")
 GENERATION_STATES = ("idle", "busy")
 """Whether any group is being generated or scored. Idle: every slot is held by a group that is done."""
 
-DROP_REASONS = ("stale", "failed", "reward", "run_ended")
-"""Why an admitted group was not trained: over-stale, a sample failed, a reward failed, or no step was left for it."""
+DROP_REASONS = ("stale", "uniform", "failed", "reward", "run_ended")
+"""Why an admitted group was not trained: over-stale, all rewards equal, a sample or a reward failed, the run ended."""
+
+REISSUE_REASONS = ("stale", "failed", "reward")
+"""Of these, why its prompt comes again."""
+
+FATES = {"dropped": DROP_REASONS, "reissued": REISSUE_REASONS}
 
 LEARNER_FAMILIES: Mapping[str, str] = {
     "loss": "Loss of the last step",
@@ -84,7 +89,8 @@ class RunMetrics:
 
     def _flow(self, slots: int, engines: Sequence[str]) -> None:
         """What happens to groups and requests; live."""
-        fates = ("trained", *(f"dropped_{reason}" for reason in DROP_REASONS))
+        dropped, reissued = ([f"{fate}_{reason}" for reason in reasons] for fate, reasons in FATES.items())
+        fates = ("trained", *dropped, *reissued)
         self.groups_admitted = self._counter("groups_admitted", "Groups admitted")
         self.groups = self._counter("groups", "Groups by fate", fate=fates)
         self.buffer_groups = self._gauge("buffer_groups", "Groups waiting in the buffer")

@@ -1,0 +1,47 @@
+"""What a generate request says, and what it means when a request is refused. Pure."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from asyncgrpo.config.sections import GenerationSection
+from asyncgrpo.errors import EngineError, EngineRejected, EngineUnavailable
+from asyncgrpo.generation.response import server_text
+
+GENERATE = "/inference/v1/generate"
+TRANSIENT = (408, 429)
+ALWAYS_THERE = (GENERATE, "/health", "/metrics")
+"""Routes that vLLM serves without its development mode."""
+
+
+def sampling_params(generation: GenerationSection, max_tokens: int, temperature: float | None) -> dict[str, Any]:
+    """All that changes the distribution is said: what is left out would come from the server's own defaults.
+
+    temperature: absent, the configuration's.
+    """
+    return {
+        "n": 1,
+        "temperature": generation.temperature if temperature is None else temperature,
+        "top_p": generation.top_p,
+        "top_k": generation.top_k,
+        "min_p": generation.min_p,
+        "repetition_penalty": 1.0,
+        "presence_penalty": 0.0,
+        "frequency_penalty": 0.0,
+        "max_tokens": max_tokens,
+        "logprobs": 0,  # the sampled token's only
+        "stop_token_ids": list(generation.stop_token_ids),
+        "detokenize": False,
+    }
+
+
+def refusal(engine: str, base_url: str, path: str, status: int, answer: bytes) -> EngineError:
+    """The error of an answer whose status is not 2xx, in the engine's own words."""
+    said = f"engine {engine} answered {status} at {base_url}{path}: {server_text(answer)}"
+    if status >= 500 or status in TRANSIENT:
+        return EngineUnavailable(said)
+    if status == 403 and path == GENERATE:
+        return EngineRejected(f"{said} (start vLLM with --enable-scale-out)")
+    if status == 404 and path not in ALWAYS_THERE:
+        return EngineRejected(f"{said} (start vLLM with the environment variable VLLM_SERVER_DEV_MODE=1)")
+    return EngineRejected(said)

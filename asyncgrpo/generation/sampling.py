@@ -1,0 +1,112 @@
+"""One completion of a group, through everything that engines do meanwhile: cut it short, fail, disappear."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import time
+from contextlib import AsyncExitStack
+
+from asyncgrpo.config import RunConfig
+from asyncgrpo.errors import EngineError, EngineUnavailable
+from asyncgrpo.generation.lease import Lease
+from asyncgrpo.generation.pool import EnginePool
+from asyncgrpo.generation.response import NO_TOKENS, Aborted, Partial
+from asyncgrpo.types import Completion, FinishReason, Prompt
+
+logger = logging.getLogger(__name__)
+
+FIRST_BACKOFF_SECONDS = 0.2
+LONGEST_BACKOFF_SECONDS = 5.0
+
+
+class Sampling:
+    """One sample of one prompt. Keeps the tokens that answers cut short have brought so far."""
+
+    def __init__(self, prompt: Prompt, group_id: int, number: int, pool: EnginePool, config: RunConfig) -> None:
+        self._prompt, self._group_id, self._number, self._pool = prompt, group_id, number, pool
+        self._longest = config.generation.max_completion_length
+        self._attempts = config.generation.max_attempts
+        self._sofar: Partial = NO_TOKENS
+        self._started_at = 0.0
+
+    async def run(self, home: Lease) -> Completion:
+        """The whole completion: from the engine of `home`, and if that is unavailable from another, where there is one.
+
+        An engine that is unavailable costs one of `generation.max_attempts`; an answer cut short costs none. Raises
+        EngineUnavailable when they are used up, and at once any other EngineError.
+        """
+        self._started_at = time.monotonic()
+        async with AsyncExitStack() as elsewhere:
+            lease = home
+            for attempt in range(1, self._attempts + 1):
+                try:
+                    return await self._ask(lease)
+                except EngineUnavailable as error:
+                    if attempt == self._attempts:
+                        raise self._last_error(error) from error
+                    logger.warning("attempt %d of %d failed: %s", attempt, self._attempts, error)
+                finally:
+                    lease.give_back(self._longest)
+                await asyncio.sleep(_backoff(attempt))
+                await elsewhere.aclose()
+                avoid = {lease.client.name}
+                lease = await elsewhere.enter_async_context(self._pool.lease(self._longest, avoid=avoid))
+        raise AssertionError("max_attempts is at least 1")
+
+    async def _ask(self, lease: Lease) -> Completion:
+        """Ask one engine until the completion has ended."""
+        engine, idle_answers = lease.client.name, 0
+        while True:
+            try:
+                rest = await self._request(lease)
+            except Aborted as cut:
+                self._sofar = self._sofar.then(cut.partial)
+                if len(self._sofar) >= self._longest:
+                    return self._joined(NO_TOKENS, "length", engine)
+                idle_answers = 0 if len(cut.partial) else idle_answers + 1
+                if idle_answers:  # it waited in the engine's queue, and will again
+                    await asyncio.sleep(_backoff(idle_answers))
+            except EngineError as error:
+                self._pool.report(engine, error, self._group_id)
+                raise
+            else:
+                self._pool.report(engine, None, self._group_id)
+                if not len(self._sofar):
+                    return rest
+                tokens = Partial(
+                    token_ids=rest.token_ids, behaviour_logprobs=rest.behaviour_logprobs, versions=rest.versions
+                )
+                return self._joined(tokens, rest.finish_reason, engine)
+
+    async def _request(self, lease: Lease) -> Completion:
+        """What is still missing. An id that was ever used may still be known to an engine."""
+        token_ids = [*self._prompt.token_ids, *self._sofar.token_ids.tolist()]
+        request_id = self._pool.request_id(self._group_id, self._number)
+        limit = self._longest - len(self._sofar)
+        return await lease.run(lease.client.generate(token_ids, request_id, limit))
+
+    def _joined(self, rest: Partial, finish_reason: FinishReason, engine: str) -> Completion:
+        tokens = self._sofar.then(rest)
+        return Completion(
+            token_ids=tokens.token_ids,
+            behaviour_logprobs=tokens.behaviour_logprobs,
+            versions=tokens.versions,
+            finish_reason=finish_reason,
+            engine=engine,
+            started_at=self._started_at,
+            finished_at=time.monotonic(),
+        )
+
+    def _last_error(self, error: EngineUnavailable) -> EngineUnavailable:
+        return (
+            EngineUnavailable(f"{error} (attempt {self._attempts} of {self._attempts})")
+            if self._attempts > 1
+            else error
+        )
+
+
+def _backoff(attempt: int) -> float:
+    """Seconds before try `attempt` + 1: doubling, and spread so that a group's requests do not return all at once."""
+    return min(LONGEST_BACKOFF_SECONDS, FIRST_BACKOFF_SECONDS * 2.0 ** (attempt - 1)) * random.uniform(0.5, 1.5)
