@@ -11,10 +11,10 @@ import sys
 from collections.abc import Sequence
 from importlib.metadata import version
 
-from asyncgrpo.cli import config, doctor, train
+from asyncgrpo.cli import config, doctor, plan, train
 from asyncgrpo.errors import AsyncGRPOError
 
-_OPTIONS = {"-h", "--help", "--version", "--quick"}
+_OPTIONS = {"-h", "--help", "--version", "--quick", "--json"}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -46,7 +46,7 @@ def build_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"asyncgrpo {version('asyncgrpo')}")
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
-    for command in (train, config, doctor):
+    for command in (train, config, doctor, plan):
         command.add(commands)
     return parser
 

@@ -1,11 +1,4 @@
-"""From a recorded run to a model of it, by least squares with coefficients that cannot be negative.
-
-A sample that ran beside n others on average took
-
-    request_seconds + tokens * (token_seconds + token_seconds_per_request * n) + pause_seconds * publishes.
-
-Samples that waited in an engine's queue, where more were open than it computes at once, are left out of this fit.
-"""
+"""From a recorded run to a model of it."""
 
 from __future__ import annotations
 
@@ -18,9 +11,10 @@ import numpy as np
 from asyncgrpo.config import RunConfig
 from asyncgrpo.errors import RunFolderError
 from asyncgrpo.planning.model import EngineModel, LearnerModel, Lengths, Policy, RunModel
+from asyncgrpo.planning.pace import fit_pace, nonnegative_least_squares
 from asyncgrpo.planning.recorded import Record, Recording, Samples
 
-__all__ = ["fit", "nonnegative_least_squares", "policy_of"]
+__all__ = ["fit", "policy_of"]
 
 VLLM_MAX_NUM_SEQS = 256
 FEWEST_SAMPLES = 8
@@ -61,61 +55,22 @@ def policy_of(config: RunConfig) -> Policy:
     )
 
 
-def nonnegative_least_squares(columns: np.ndarray, target: np.ndarray) -> np.ndarray:
-    """Coefficients >= 0 [K] that bring columns [N, K] closest to target [N]: the most negative one is left out, until
-    none is. Columns are scaled, so that a direction the data does not show is shared rather than exaggerated."""
-    scale = np.maximum(np.abs(columns).max(axis=0), 1e-300)
-    kept = list(range(columns.shape[1]))
-    while kept:
-        solution = np.linalg.lstsq(columns[:, kept] / scale[kept], target, rcond=1e-6)[0]
-        if solution.min() >= 0:
-            found = np.zeros(columns.shape[1])
-            found[kept] = solution / scale[kept]
-            return found
-        del kept[int(solution.argmin())]
-    return np.zeros(columns.shape[1])
-
-
 def _engines(samples: Samples, steps: Sequence[Record], config: RunConfig, count: int) -> EngineModel:
     limit = config.engines.max_num_seqs or VLLM_MAX_NUM_SEQS
-    beside, at_start = _concurrency(samples, limit)
-    usable = (samples.tokens > 0) & (at_start <= limit)
-    if usable.sum() < FEWEST_SAMPLES:
-        usable = samples.tokens > 0
-    tokens, seconds = samples.tokens.astype(float), samples.finished - samples.started
-    columns = np.stack([np.ones(len(tokens)), tokens, tokens * beside, samples.publishes.astype(float)], axis=1)
-    request, base, per_request, pause = nonnegative_least_squares(columns[usable], seconds[usable])
+    pace = fit_pace(samples, limit)
     publish = _median([float(step["publish_seconds"]) for step in steps if step.get("publish_seconds")])
     rounds = math.ceil(count / config.weights.publish_concurrency)
     cap = config.engines.max_concurrent_requests
     return EngineModel(
         count=count,
-        token_seconds=max(float(base), 1e-9),
-        token_seconds_per_request=float(per_request),
+        token_seconds=pace.token_seconds,
+        token_seconds_per_request=pace.token_seconds_per_request,
         max_num_seqs=limit,
         max_requests=cap if isinstance(cap, int) else None,
-        request_seconds=float(request),
-        pause_seconds=publish / rounds if publish else float(pause),
+        request_seconds=pace.request_seconds,
+        pause_seconds=publish / rounds if publish else pace.pause_seconds,
         publish_concurrency=config.weights.publish_concurrency,
     )
-
-
-def _concurrency(samples: Samples, limit: int) -> tuple[np.ndarray, np.ndarray]:
-    """Mean number of requests computed beside and including each sample [N], and those open as it started [N]."""
-    mean, at_start = np.ones(len(samples)), np.ones(len(samples))
-    for engine in np.unique(samples.engine):
-        own = np.flatnonzero(samples.engine == engine)
-        started, finished = samples.started[own], samples.finished[own]
-        times = np.concatenate([started, finished])
-        order = np.argsort(times, kind="stable")
-        times = times[order]
-        opened = np.cumsum(np.where(order < len(own), 1, -1))
-        # Integral of the number computed, up to each event.
-        area = np.concatenate([[0.0], np.cumsum(np.minimum(opened[:-1], limit) * np.diff(times))])
-        spent = np.interp(finished, times, area) - np.interp(started, times, area)
-        mean[own] = np.maximum(1.0, spent / np.maximum(finished - started, 1e-9))
-        at_start[own] = opened[np.searchsorted(times, started, side="right") - 1]
-    return mean, at_start
 
 
 def _lengths(samples: Samples) -> Lengths:

@@ -37,7 +37,7 @@ class StepOutcome:
         samples = sum(group.samples for group in groups)
         return cls(
             tokens=tokens,
-            staleness=version - sum(group.version_sum for group in groups) / tokens,
+            staleness=max(0.0, version - sum(group.version_sum for group in groups) / tokens),  # less than 0: rounding
             oldest_staleness=version - sum(group.oldest_sum for group in groups) / samples,
             largest_staleness=version - min(group.oldest for group in groups),
             **measured,  # type: ignore[arg-type]

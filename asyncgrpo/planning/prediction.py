@@ -1,0 +1,173 @@
+"""What a run is going to do, said before it does it, and held against what it did."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from asyncgrpo.config import RunConfig
+from asyncgrpo.observe.steps import verdict
+from asyncgrpo.planning.fitting import fit, policy_of
+from asyncgrpo.planning.model import RunModel
+from asyncgrpo.planning.recorded import Record, Recording, joined, read_recording, samples_of
+from asyncgrpo.planning.scaling import affordable
+from asyncgrpo.planning.simulator import simulate
+
+__all__ = ["Comparison", "Prediction", "compare", "predict", "prediction_from_records", "prediction_from_run"]
+
+SEEDS = 4
+MOST_STEPS = 200
+"""Simulated: a longer run has reached its steady state by then."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prediction:
+    """Means over the steps after `after_step`."""
+
+    source: str
+    """What it is made from, in words."""
+    after_step: int
+    step_seconds: float
+    tokens_per_second: float
+    """Trained."""
+    staleness: float
+    """Over trained tokens."""
+    waiting_ratio: float
+    idle_ratio: float
+
+    @property
+    def verdict(self) -> str:
+        """As in a step record."""
+        return verdict(self.waiting_ratio, self.idle_ratio)
+
+    def __str__(self) -> str:
+        return (
+            f"{self.step_seconds:.3g} s per step, {self.tokens_per_second:.4g} trained tokens per second, "
+            f"mean staleness {self.staleness:.2f}, learner waits {self.waiting_ratio:.0%}: {self.verdict} "
+            f"(from {self.source})"
+        )
+
+    def as_json(self) -> Mapping[str, Any]:
+        return {**asdict(self), "verdict": self.verdict}
+
+
+def predict(model: RunModel, *, total_steps: int, after_step: int = 0, source: str) -> Prediction:
+    """Of the steps after `after_step` of a run of `total_steps`; the last steps, while it runs out, included.
+
+    Without an `after_step` the first steps, which fill the buffer, count as well, as they do in a run's own means.
+    Raises ValueError when no step is left.
+    """
+    if after_step >= total_steps:
+        raise ValueError(f"no step is left to predict: {after_step} of {total_steps} are done")
+    left = min(total_steps - after_step, MOST_STEPS)
+    first = min(after_step, MOST_STEPS)
+    smaller = affordable(model, (first + left) * SEEDS)
+    means = [simulate(smaller, first + left, seed).means(first) for seed in range(SEEDS)]
+
+    def mean(name: str) -> float:
+        return statistics.fmean(getattr(each, name) for each in means)
+
+    return Prediction(
+        source=source,
+        after_step=after_step,
+        step_seconds=mean("step_seconds"),
+        tokens_per_second=mean("tokens_per_second") * model.tokens_per_step / smaller.tokens_per_step,
+        staleness=mean("staleness"),
+        waiting_ratio=mean("waiting_ratio"),
+        idle_ratio=mean("idle_ratio"),
+    )
+
+
+def prediction_from_records(
+    config: RunConfig, records: Sequence[Record], rollouts: Sequence[pa.Table], total_steps: int
+) -> Prediction:
+    """Of the rest of a run, from its first steps: their records and their rollout tables (`ROLLOUT_SCHEMA`).
+
+    Raises RunFolderError for too few samples, ValueError when no step is left.
+    """
+    recording = Recording(config=config, steps=records, samples=joined([samples_of(table) for table in rollouts]))
+    return _from_recording(recording, total_steps)
+
+
+def prediction_from_run(folder: str | Path, total_steps: int, first_steps: int) -> Prediction:
+    """The same from a run's folder, whose first steps are done. Raises RunFolderError, ValueError."""
+    return _from_recording(read_recording(folder, first_steps), total_steps)
+
+
+def prediction_from_former_run(folder: str | Path, config: RunConfig, total_steps: int) -> Prediction:
+    """Of a run about to start, from the folder of another on the same machine with the same model and task.
+
+    Paces and lengths are the former run's, settings are those of `config`. Raises RunFolderError.
+    """
+    recording = read_recording(folder)
+    model = fit(recording)
+    changes = {name: getattr(policy_of(config), name) for name in policy_of(config).__slots__}
+    return predict(model.with_policy(**changes), total_steps=total_steps, source=f"the run in {folder}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Comparison:
+    """A prediction beside what happened in the same steps."""
+
+    predicted: Prediction
+    steps: int
+    step_seconds: float
+    tokens_per_second: float
+    staleness: float
+    waiting_ratio: float
+
+    @property
+    def staleness_error(self) -> float:
+        """Versions, predicted - measured."""
+        return self.predicted.staleness - self.staleness
+
+    @property
+    def step_seconds_error(self) -> float:
+        """Predicted over measured, less 1."""
+        return self.predicted.step_seconds / self.step_seconds - 1.0
+
+    def __str__(self) -> str:
+        said = self.predicted
+        return (
+            f"Predicted from {said.source}, measured in the {self.steps} steps after step {said.after_step}: "
+            f"{said.step_seconds:.3g} and {self.step_seconds:.3g} s per step ({self.step_seconds_error:+.0%}), "
+            f"mean staleness {said.staleness:.2f} and {self.staleness:.2f}, "
+            f"learner waiting {said.waiting_ratio:.0%} and {self.waiting_ratio:.0%}."
+        )
+
+    def as_json(self) -> Mapping[str, Any]:
+        measured = {name: getattr(self, name) for name in ("steps", "step_seconds", "tokens_per_second", "staleness")}
+        return {
+            "predicted": self.predicted.as_json(),
+            "measured": {**measured, "waiting_ratio": self.waiting_ratio},
+            "step_seconds_error": self.step_seconds_error,
+            "staleness_error": self.staleness_error,
+        }
+
+
+def compare(prediction: Prediction, records: Sequence[Record]) -> Comparison | None:
+    """Against the steps that it is about, of a run's records; None when there are none."""
+    steps = [record for record in records if int(record["step"]) > prediction.after_step]
+    seconds, tokens = sum(step["step_seconds"] for step in steps), sum(step["tokens_trained"] for step in steps)
+    if not (steps and seconds and tokens):
+        return None
+    return Comparison(
+        predicted=prediction,
+        steps=len(steps),
+        step_seconds=seconds / len(steps),
+        tokens_per_second=tokens / seconds,
+        staleness=sum(step["staleness_mean"] * step["tokens_trained"] for step in steps if step["tokens_trained"])
+        / tokens,
+        waiting_ratio=sum(step["waiting_seconds"] for step in steps) / seconds,
+    )
+
+
+def _from_recording(recording: Recording, total_steps: int) -> Prediction:
+    done = int(recording.steps[-1]["step"])
+    source = f"its first {len(recording.steps)} steps"
+    return predict(fit(recording), total_steps=total_steps, after_step=done, source=source)
