@@ -78,6 +78,7 @@ class RolloutBuffer:
             await self._changed.wait_for(ready)
             assert chosen is not None
             self.contract.take(chosen)
+            self._changed.notify_all()  # fewer groups are unfinished now: max_unfinished_groups may let others start
             return [self._groups.pop(group_id) for group_id in chosen]
 
     async def consumed(self) -> int:

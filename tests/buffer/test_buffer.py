@@ -165,3 +165,13 @@ async def test_the_producer_stops_at_the_bound_while_the_learner_stalls() -> Non
     assert await waits(admission)
     assert rollouts.contract.buffered == 8
     admission.cancel()
+
+
+async def test_a_step_that_takes_its_groups_lets_others_start_under_max_unfinished_groups() -> None:
+    rollouts = buffer(max_staleness=1, max_unfinished_groups=1)
+    await soon(rollouts.admit())
+    admission = asyncio.ensure_future(rollouts.admit())
+    await rollouts.enter(group(0))
+    assert await waits(admission)
+    await soon(rollouts.take())
+    assert await soon(admission) == (1, 0)  # while the step trains, and before anything is published
