@@ -25,8 +25,7 @@ def fit(recording: Recording) -> RunModel:
     config, samples, steps = recording.config, recording.samples, recording.steps
     if len(samples) < FEWEST_SAMPLES:
         raise RunFolderError(f"{len(samples)} samples are too few to plan from; record at least {FEWEST_SAMPLES}")
-    count = max(len(np.unique(samples.engine)), len(config.engines.devices) + len(config.engines.urls))
-    count = len(np.unique(samples.engine)) if "auto" in config.engines.devices else count
+    count = len(np.unique(samples.engine))
     engines = _engines(samples, steps, config, count)
     per_step = max(1, len(steps))
     failed = _counts(steps[-1], "failed", "reward")

@@ -154,7 +154,7 @@ def configuration(setting: Setting, model: Path, folder: Path, urls: Sequence[st
             "run": {"output_dir": str(folder / "run")},
             "model": {"path": str(model)},
             "generation": {"num_generations": GENERATIONS, "max_completion_length": LONGEST},
-            "engines": {"urls": urls, "dtype": "float32", "devices": ["cpu"], "max_num_seqs": MAX_NUM_SEQS,
+            "engines": {"urls": urls, "dtype": "float32", "max_num_seqs": MAX_NUM_SEQS,
                         "max_concurrent_requests": "unlimited"},
             "learner": {"mode": "inline", "devices": ["cpu"]},
             "training": {"max_steps": steps, "groups_per_step": GROUPS, "num_train_epochs": 1000.0},
