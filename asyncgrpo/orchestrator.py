@@ -180,7 +180,7 @@ class Orchestrator:
         return self.replay.draw(self.config.replayed_groups, version, random)
 
     def _settle(self, groups: list[Group], batch: Batch) -> None:
-        """A step has trained `groups`, which come first in `batch`, and what was replayed. Its version is still to come:
+        """A step has trained `groups`, which come first in `batch`, and what was replayed. Its version is to come:
         fates carry the one at which they were met."""
         self._untrained = self.buffer.collect_untrained()
         self.books.untrained(self._untrained)
