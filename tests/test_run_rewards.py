@@ -22,7 +22,7 @@ async def dropping(model: Path, folder: Path, reward: Callable[..., Any]) -> Asy
     async with asyncio.timeout(60), FakeEngine(model, script=lengths) as engine:
         config = run_config(model, folder, [engine.url], weights={"probe": False}, generation={"max_failed_groups": 3})
         functions = from_callables(reward, timeout=5.0, on_error="drop_group")
-        job = dataclasses.replace(make_job(config, data=rows(short=6, long=0)), rewards=functions)
+        job = dataclasses.replace(make_job(config, data=rows(short=16, long=0)), rewards=functions)
         async with opened(job) as orchestrator:
             yield orchestrator
 
