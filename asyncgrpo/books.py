@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from asyncgrpo.buffer.accounting import Accounting
 from asyncgrpo.buffer.buffer import Untrained
@@ -22,6 +22,19 @@ from asyncgrpo.prompts.queue import PromptQueue, Ticket
 from asyncgrpo.types import Fate, Group, LedgerEntry
 
 
+class News(NamedTuple):
+    """Fates, and steps that trained groups which left replay, to be written down."""
+
+    entries: list[LedgerEntry]
+    uses: list[tuple[int, int]]
+
+    def append_to(self, path: Path) -> None:
+        """Add them to the ledger's file; from any thread."""
+        append_entries(path, self.entries)
+        for group_id, count in self.uses:
+            append_uses(path, group_id, count)
+
+
 class Books:
     """Of one run. The contract says when; this says what for, and writes it down."""
 
@@ -29,7 +42,7 @@ class Books:
         config = job.config
         self._contract = contract
         self._prompts = PromptQueue(
-            job.prompts, config.generation.max_prompt_failures, pause_admissions=config.training.groups_per_step
+            job.prompts, config.generation.max_prompt_failures, pause_admissions=config.fresh_groups
         )
         self._ledger = Ledger()
         self._accounting = Accounting(config.generation.max_completion_length)
@@ -102,13 +115,11 @@ class Books:
             found[f"trained_less_generated_error/{name}"] = float("nan") if error is None else error
         return found
 
-    def write(self, path: Path) -> None:
-        """Append what became known since the last call to the ledger's file."""
-        entries, self._entries = self._entries, []
-        uses, self._uses = self._uses, []
-        append_entries(path, entries)
-        for group_id, count in uses:
-            append_uses(path, group_id, count)
+    def collect(self) -> News:
+        """What became known since the last call."""
+        news = News(self._entries, self._uses)
+        self._entries, self._uses = [], []
+        return news
 
     def tables(self) -> dict[str, Any]:
         """Sums over all groups by fate, and by fate along length, difficulty and version; and quarantined rows."""

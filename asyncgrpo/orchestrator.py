@@ -74,6 +74,7 @@ class Orchestrator:
         session.metrics.buffer_groups.set_function(lambda: self.buffer.contract.buffered)
         session.metrics.buffer_slots_held.set_function(lambda: self.buffer.contract.slots_held)
         self.steps_done = 0
+        self._untrained: list[Untrained] = []  # since the last record
         self._counted: Counter[str] = Counter()  # by fate, as /metrics knows them
         self._mismatches_in_a_row = 0
         self._failures_in_a_row: Counter[str] = Counter()  # by reason
@@ -86,13 +87,14 @@ class Orchestrator:
         await run_until(self._steps(), self._admissions(), *services)
         await self.buffer.drain()
         self._count_drops()
-        await asyncio.to_thread(self._close_books, self.buffer.collect_untrained())
+        left = self.buffer.collect_untrained()
+        self.books.untrained(left)
+        self.books.run_ended()
+        await asyncio.to_thread(self._close_books, left)
 
     def _close_books(self, left: list[Untrained]) -> None:
         """Write down what no step will any more."""
-        self.books.untrained(left)
-        self.books.run_ended()
-        self.books.write(self.session.folder.ledger_file)
+        self.books.collect().append_to(self.session.folder.ledger_file)
         write_text(self.session.folder.accounting_file, json.dumps(self.books.tables(), indent=2) + "\n")
         if self.config.observe.save_rollouts and left:
             self.session.recorder.write_untrained(left)
@@ -178,7 +180,10 @@ class Orchestrator:
         return self.replay.draw(self.config.replayed_groups, version, random)
 
     def _settle(self, groups: list[Group], batch: Batch) -> None:
-        """A step has trained `groups`, which come first in `batch`, and what was replayed."""
+        """A step has trained `groups`, which come first in `batch`, and what was replayed. Its version is to come:
+        fates carry the one at which they were met."""
+        self._untrained = self.buffer.collect_untrained()
+        self.books.untrained(self._untrained)
         self.books.replayed(np.unique(batch.group_ids[batch.uses > 0]).tolist())
         ends = np.cumsum([len(group.samples) for group in groups])
         of_group = np.split(batch.advantages[: ends[-1]], ends[:-1])
@@ -240,8 +245,8 @@ class Orchestrator:
     async def _record(
         self, step: int, version: int, groups: list[Group], batch: Batch, report: StepReport, measures: StepMeasures
     ) -> None:
-        untrained = self.buffer.collect_untrained()
-        self.books.untrained(untrained)
+        untrained, self._untrained = self._untrained, []
+        news = self.books.collect()
         flow = {**self.reuse.step(batch, len(self.replay)), **self.books.fields()}
         record = step_record(step, groups, version, report, measures, flow)
         self.session.metrics.observe_step(record)
@@ -251,7 +256,7 @@ class Orchestrator:
 
         def write() -> None:
             self.session.recorder.append_step(record)
-            self.books.write(self.session.folder.ledger_file)
+            news.append_to(self.session.folder.ledger_file)
             if self.config.observe.save_rollouts:
                 self.session.recorder.write_rollouts(step, version, groups, batch.advantages[:fresh], untrained)
 

@@ -105,7 +105,8 @@ def test_every_trained_token_is_what_the_engine_sent(either: Evidence) -> None:
     """Ids, versions and log-probabilities, byte for byte, of every sample in every step's file."""
     run_id = next(call.body["request_id"] for call in either.engine.calls(GENERATE)).split("-")[0]
     for row in either.run.trained:
-        choice = either.engine.answers[f"{run_id}-{row['group_id']}-{row['sample']}-0"]["choices"][0]
+        request = f"{run_id}-{row['group_id']}-{row['sample']}-"
+        choice = next(answer for key, answer in either.engine.answers.items() if key.startswith(request))["choices"][0]
         assert row["token_ids"] == choice["token_ids"]
         sent = np.array([entry["logprob"] for entry in choice["logprobs"]["content"]], dtype=np.float32)
         assert np.array(row["behaviour_logprobs"], dtype=np.float32).tobytes() == sent.tobytes()

@@ -119,8 +119,8 @@ async def test_both_engines_gone_end_the_run_and_say_why(tiny_model: Path, tmp_p
             async with opened(make_job(config, data=SHORT_ONLY)) as orchestrator:
                 running = asyncio.create_task(orchestrator.run())
                 await reached(orchestrator, 1)
-                for client in orchestrator.session.pool.clients:
-                    server_at(client.url).kill()
+                for server in [server_at(client.url) for client in orchestrator.session.pool.clients]:
+                    server.kill()
                 await running
     assert type(caught.value).__name__ == "EngineError"
     assert children() == before

@@ -81,7 +81,7 @@ class Axis:
         span = self.highest - self.lowest
         for n, cell in self._cells.items():
             share = ((n + 0.5) * self.width - self.lowest) / span if span > 0 else 0.0
-            _merge(quarters[min(3, max(0, math.floor(4 * share)))], cell)
+            _merge(quarters[min(3, max(0, math.floor(4 * min(share, 1.0))))], cell)
         return quarters
 
     def _double(self) -> None:

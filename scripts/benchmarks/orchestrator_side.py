@@ -33,6 +33,7 @@ from asyncgrpo.config.resolve import Machine
 from asyncgrpo.generation.client import EngineClient
 from asyncgrpo.generation.pool import EnginePool
 from asyncgrpo.generation.response import Request, parse_completion
+from asyncgrpo.generation.supervisor import Supervisor
 from asyncgrpo.observe.metrics import GENERATION_STATES, LEARNER_STATES, RunMetrics
 from asyncgrpo.observe.progress import Progress
 from asyncgrpo.observe.recorder import Recorder
@@ -171,7 +172,7 @@ async def session_of(job: Job, folder: RunFolder, urls: Sequence[str]) -> AsyncI
             yield Session(
                 job=job,
                 folder=folder,
-                managed=(),
+                supervisor=Supervisor(pool, {}, publisher, config, trusted),
                 pool=pool,
                 learner=NoLearner(),  # type: ignore[arg-type]
                 publisher=publisher,
@@ -181,6 +182,10 @@ async def session_of(job: Job, folder: RunFolder, urls: Sequence[str]) -> AsyncI
                 learner_time=learner_time,
                 generation_time=TimeAccount(GENERATION_STATES),
             )
+
+
+async def trusted(client: EngineClient) -> None:
+    """Canned engines have no settings to verify."""
 
 
 class EngineClients:
