@@ -71,16 +71,19 @@ class EngineClient:
         request_id: str,
         max_tokens: int | None = None,
         temperature: float | None = None,
+        *,
+        ignore_eos: bool = False,
     ) -> Completion:
         """Sample one completion of `token_ids`. Limits and temperature default to the configuration's.
 
-        request_id: never used before. Raises as the module says; Aborted when it was cut short.
+        request_id: never used before. ignore_eos: go on past the model's end tokens, to measure or to test with lengths
+        that are known. Raises as the module says; Aborted when it was cut short.
         """
         max_tokens = self._generation.max_completion_length if max_tokens is None else max_tokens
         body = {
             "request_id": request_id,
             "token_ids": list(token_ids),
-            "sampling_params": sampling_params(self._generation, max_tokens, temperature),
+            "sampling_params": sampling_params(self._generation, max_tokens, temperature, ignore_eos=ignore_eos),
             "stream": False,
         }
         request = Request(

@@ -14,7 +14,9 @@ ALWAYS_THERE = (GENERATE, "/health", "/metrics")
 """Routes that vLLM serves without its development mode."""
 
 
-def sampling_params(generation: GenerationSection, max_tokens: int, temperature: float | None) -> dict[str, Any]:
+def sampling_params(
+    generation: GenerationSection, max_tokens: int, temperature: float | None, *, ignore_eos: bool
+) -> dict[str, Any]:
     """All that changes the distribution is said: what is left out would come from the server's own defaults.
 
     temperature: absent, the configuration's.
@@ -31,6 +33,7 @@ def sampling_params(generation: GenerationSection, max_tokens: int, temperature:
         "max_tokens": max_tokens,
         "logprobs": 0,  # the sampled token's only
         "stop_token_ids": list(generation.stop_token_ids),
+        "ignore_eos": ignore_eos,
         "detokenize": False,
     }
 

@@ -16,8 +16,6 @@ TOLERANCE = 2e-3
 """Largest difference of a log-probability, nats, between two float32 computations of the same model."""
 PROMPT = (21, 13, 23, 31)
 TEMPERATURE = 0.7
-LONG_TEMPERATURE = 2.0
-"""The largest that vLLM takes. Flattens the distribution so far that the end token is rare: long completions."""
 
 
 @asynccontextmanager
@@ -30,11 +28,19 @@ async def client_of(url: str) -> AsyncIterator[EngineClient]:
 
 
 async def sample(
-    client: EngineClient, name: str, *, count: int, max_tokens: int, temperature: float = TEMPERATURE
+    client: EngineClient,
+    name: str,
+    *,
+    count: int,
+    max_tokens: int,
+    temperature: float = TEMPERATURE,
+    endless: bool = False,
 ) -> list[Completion]:
+    """endless: every completion has max_tokens, so that it is known to be running still."""
     async with asyncio.TaskGroup() as tasks:
         requests = [
-            tasks.create_task(client.generate(PROMPT, f"{name}-0-{i}-0", max_tokens, temperature)) for i in range(count)
+            tasks.create_task(client.generate(PROMPT, f"{name}-0-{i}-0", max_tokens, temperature, ignore_eos=endless))
+            for i in range(count)
         ]
     return [request.result() for request in requests]
 

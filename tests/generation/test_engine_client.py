@@ -59,6 +59,7 @@ async def test_generate_sends_every_sampling_parameter(tiny_model: Path) -> None
             "max_tokens": 12,
             "logprobs": 0,
             "stop_token_ids": [2],
+            "ignore_eos": False,
             "detokenize": False,
         },
     }
