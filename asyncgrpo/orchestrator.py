@@ -26,14 +26,13 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from asyncgrpo.batches import StepBatches
 from asyncgrpo.books import Books
 from asyncgrpo.buffer.buffer import RolloutBuffer, Untrained
 from asyncgrpo.buffer.contract import StalenessContract
-from asyncgrpo.buffer.replay import ReplayStore
 from asyncgrpo.concurrency import deadline, run_until
 from asyncgrpo.errors import EngineError, GroupUnscored, RewardError, StallError
 from asyncgrpo.generation.rollout import generate_group
-from asyncgrpo.learning.batching import make_batch
 from asyncgrpo.meter import StepMeter
 from asyncgrpo.observe.files import write_text
 from asyncgrpo.observe.logs import log_context
@@ -42,7 +41,7 @@ from asyncgrpo.observe.reuse import ReuseMeter
 from asyncgrpo.observe.steps import StepMeasures, step_record
 from asyncgrpo.rewards.functions import score_group
 from asyncgrpo.session import Session
-from asyncgrpo.types import Batch, Completion, Group, Prompt, Replayed, Sample, Snapshot, StepReport
+from asyncgrpo.types import Batch, Completion, Group, Prompt, Sample, Snapshot, StepReport
 
 logger = logging.getLogger(__name__)
 
@@ -68,7 +67,7 @@ class Orchestrator:
         )
         self.books = Books(session.job, contract)
         self.buffer = RolloutBuffer(contract, self.books.reissue)
-        self.replay = ReplayStore(config.replay)
+        self.batches = StepBatches(config, {function.name: function.weight for function in session.job.rewards})
         self.reuse = ReuseMeter(config.training.num_iterations)
         self.meter = StepMeter(session, self.buffer.contract)
         session.metrics.buffer_groups.set_function(lambda: self.buffer.contract.buffered)
@@ -151,7 +150,6 @@ class Orchestrator:
     async def _steps(self) -> None:
         """Take, train, publish; one step after the other."""
         session, total = self.session, self.session.job.total_steps
-        reward_weights = {function.name: function.weight for function in session.job.rewards}
         async with asyncio.TaskGroup() as background:
             publishing: asyncio.Task[None] | None = None
             for step in range(1, total + 1):
@@ -160,7 +158,7 @@ class Orchestrator:
                     groups = await self._take(step)
                     if groups is None:
                         return
-                    batch = make_batch(groups, version, self.config, reward_weights, self._draw(version))
+                    batch = self.batches.make(groups, version)
                     await self.meter.training_starts()
                     with session.learner_time.during("training"):
                         report = await session.learner.train(batch)
@@ -174,24 +172,14 @@ class Orchestrator:
                 if self.stop.is_set():
                     return
 
-    def _draw(self, version: int) -> list[Replayed]:
-        """Groups to train again beside the fresh ones; the same in a repeated run."""
-        random = np.random.default_rng((self.config.run.seed, version))
-        return self.replay.draw(self.config.replayed_groups, version, random)
-
     def _settle(self, groups: list[Group], batch: Batch) -> None:
         """A step has trained `groups`, which come first in `batch`, and what was replayed. Its version is to come:
         fates carry the one at which they were met."""
         self._untrained = self.buffer.collect_untrained()
         self.books.untrained(self._untrained)
         self.books.replayed(np.unique(batch.group_ids[batch.uses > 0]).tolist())
-        ends = np.cumsum([len(group.samples) for group in groups])
-        of_group = np.split(batch.advantages[: ends[-1]], ends[:-1])
-        kept: set[int] = set()
-        if self.config.replayed_groups:
-            kept = {g.group_id for g, each in zip(groups, of_group, strict=True) if self.replay.add(g, each)}
-        self.books.trained(groups, kept)
-        self.books.let_go(group_id for group_id, _ in self.replay.collect_left())
+        self.books.trained(groups, self.batches.trained(groups, batch))
+        self.books.let_go(group_id for group_id, _ in self.batches.replay.collect_left())
 
     async def _take(self, step: int) -> list[Group] | None:
         """The groups of a step, or None when the run is to stop."""
@@ -247,7 +235,7 @@ class Orchestrator:
     ) -> None:
         untrained, self._untrained = self._untrained, []
         news = self.books.collect()
-        flow = {**self.reuse.step(batch, len(self.replay)), **self.books.fields()}
+        flow = {**self.reuse.step(batch, len(self.batches.replay)), **self.books.fields()}
         record = step_record(step, groups, version, report, measures, flow)
         self.session.metrics.observe_step(record)
         self._warn_of_mismatch(record)
