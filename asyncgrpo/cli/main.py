@@ -11,10 +11,10 @@ import sys
 from collections.abc import Sequence
 from importlib.metadata import version
 
-from asyncgrpo.cli import config, doctor, plan, train
+from asyncgrpo.cli import config, doctor, plan, replay, train
 from asyncgrpo.errors import AsyncGRPOError
 
-_OPTIONS = {"-h", "--help", "--version", "--quick", "--json"}
+_OPTIONS = {"-h", "--help", "--version", "--quick", "--json", "--steps"}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -46,7 +46,7 @@ def build_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"asyncgrpo {version('asyncgrpo')}")
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
-    for command in (train, config, doctor, plan):
+    for command in (train, config, doctor, plan, replay):
         command.add(commands)
     return parser
 
@@ -61,7 +61,7 @@ def separate(argv: Sequence[str]) -> tuple[list[str], list[str]]:
     rest = list(argv)
     while rest:
         word = rest.pop(0)
-        if not word.startswith("--") or word in _OPTIONS:
+        if not word.startswith("--") or word.partition("=")[0] in _OPTIONS:
             words.append(word)
             continue
         overrides.append(word)

@@ -1,0 +1,129 @@
+"""Trains once more what a run recorded: the same groups in the same order, without engines.
+
+With an unchanged configuration on the same kind of machine every number is that of the run, to the last bit, so a bad
+step can be studied as often as it takes. With another objective it shows what that would have done with the same data,
+as far as data is the same: what a policy samples depends on how it was trained, and that stays the run's own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from asyncgrpo.batches import StepBatches
+from asyncgrpo.config import RunConfig
+from asyncgrpo.config.loading import LoadedConfig, load_config, split_overrides
+from asyncgrpo.config.render import render_config
+from asyncgrpo.errors import ConfigError, RunFolderError
+from asyncgrpo.learning.client import LearnerClient
+from asyncgrpo.observe.files import write_text
+from asyncgrpo.observe.logs import setup_logging
+from asyncgrpo.observe.metrics import REPORTED_AS
+from asyncgrpo.observe.recorded_groups import read_trained_groups, recorded_steps
+from asyncgrpo.observe.recorder import Recorder, read_metrics
+from asyncgrpo.observe.run_folder import RunFolder
+from asyncgrpo.rewards.importing import from_config
+from asyncgrpo.types import StepReport
+
+CHANGEABLE = ("run.output_dir", "lora.", "replay.", "objective.", "training.", "learner.", "observe.")
+"""Settings that may differ from the run's: the others say how its data came about."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RetrainedStep:
+    """One step beside what the run recorded of it."""
+
+    step: int
+    metrics: Mapping[str, float]
+    """The learner's, under the names of a step record."""
+    recorded: Mapping[str, Any]
+
+    def differences(self) -> Iterator[tuple[str, float, Any]]:
+        """Metrics that are not exactly the recorded ones: name, now, then. A number that is none equals null."""
+        for name, value in self.metrics.items():
+            then = self.recorded.get(name)
+            if value != then and not (then is None and not math.isfinite(value)):
+                yield name, value, then
+
+
+def load_rerun(folder: str | Path, overrides: Sequence[str]) -> LoadedConfig:
+    """The configuration of a recorded run, with what is to be different.
+
+    Raises ConfigError for a setting that the recorded data depends on, RunFolderError for a folder that is no run's.
+    """
+    run = RunFolder(folder)
+    if not run.config_file.is_file():
+        raise RunFolderError(f"{run.path} is no run folder: there is no {run.config_file.name}")
+    pairs = split_overrides(overrides)
+    for key, _ in pairs:
+        if not key.startswith(CHANGEABLE):
+            allowed = ", ".join(f"{name}*" if name.endswith(".") else name for name in CHANGEABLE)
+            raise ConfigError(f"--{key}: what was sampled depends on it; only these may be changed: {allowed}")
+    if not any(key == "run.output_dir" for key, _ in pairs):
+        overrides = [*overrides, f"--run.output_dir={run.path}-replay"]
+    return load_config(run.config_file, overrides)
+
+
+def retrain(
+    source: RunFolder,
+    loaded: LoadedConfig,
+    *,
+    last_step: int | None = None,
+    on_step: Callable[[RetrainedStep], None] = lambda step: None,
+) -> list[RetrainedStep]:
+    """Train the recorded steps of `source` up to `last_step`, from the model that the run began with.
+
+    Leaves config.yaml, metrics.jsonl and final_model in `run.output_dir`. Raises RunFolderError, ConfigError and
+    LearnerError.
+    """
+    steps = recorded_steps(source)[:last_step]
+    config = loaded.config
+    with ExitStack() as stack:
+        folder = stack.enter_context(RunFolder.create(config.run.output_dir))
+        write_text(folder.config_file, render_config(loaded))
+        stack.enter_context(setup_logging(folder.log_file, config.observe.log_level))
+        return asyncio.run(_train(source, steps, config, folder, on_step))
+
+
+async def _train(
+    source: RunFolder, steps: Sequence[int], config: RunConfig, folder: RunFolder, on_step: Callable[..., None]
+) -> list[RetrainedStep]:
+    recorded = {record["step"]: record for record in read_metrics(source.metrics_file)}
+    batches = StepBatches(config, _reward_weights(config))
+    recorder, done = Recorder(folder), []
+    learner = LearnerClient(config, folder.logs_dir)
+    try:
+        await learner.start()
+        for step in steps:
+            groups = await asyncio.to_thread(read_trained_groups, source, step)
+            batch = batches.make(groups, step - 1)
+            report = await learner.train(batch)
+            batches.trained(groups, batch)
+            done.append(RetrainedStep(step=step, metrics=_named(report), recorded=recorded.get(step, {})))
+            recorder.append_step({"step": step, "version": step - 1, **done[-1].metrics})
+            on_step(done[-1])
+        await learner.save_model(str(folder.model_dir))
+    finally:
+        await learner.stop()
+    return done
+
+
+def _named(report: StepReport) -> dict[str, float]:
+    return {REPORTED_AS.get(name, f"learner/{name}"): value for name, value in report.metrics.items()}
+
+
+def _reward_weights(config: RunConfig) -> dict[str, float]:
+    """Needed by one aggregation only; the functions themselves are not called again."""
+    if config.objective.multi_objective_aggregation != "normalize_then_sum":
+        return {}
+    if not config.rewards:
+        raise ConfigError(
+            "objective.multi_objective_aggregation=normalize_then_sum needs each reward's weight, which a run from "
+            "Python does not record; name the rewards in the run's config.yaml"
+        )
+    return {function.name: function.weight for function in from_config(config.rewards)}
