@@ -197,11 +197,14 @@ async def _first_death(managed: Sequence[ManagedEngine]) -> EngineError | None:
     return next((death for death in deaths if death), None)
 
 
-async def prove_weights(session: Session) -> list[Agreement]:
-    """Have every engine serve version 0, proven by the probe unless it is turned off. Raises ProbeMismatch."""
+async def prove_weights(session: Session, version: int = 0) -> list[Agreement]:
+    """Have every engine serve the learner's `version`, proven by the probe unless that is turned off.
+
+    Raises ProbeMismatch.
+    """
     config, pool = session.job.config, session.pool
     if not config.weights.probe:
-        await session.publisher.publish(0)
+        await session.publisher.publish(version)
         return []
     clients = {client.name: client for client in pool.clients}
 
@@ -218,4 +221,5 @@ async def prove_weights(session: Session) -> list[Agreement]:
         list(clients),
         [prompt.token_ids for prompt in session.job.prompts.peek(PROBE_PROMPTS)],
         tolerance,
+        version,
     )

@@ -2,8 +2,8 @@
 
 A probe must be able to fail. After an ordinary small update an engine that ignored the publish differs by less than
 bfloat16 noise, so the probe publishes a model with every tensor perturbed (head included), lets each engine sample, and
-scores the same tokens with the learner's own perturbed model; then does the same for version 0. An engine that ignores
-a publish, or keeps its old head, disagrees by nats.
+scores the same tokens with the learner's own perturbed model; then does the same for the learner's version. An engine
+that ignores a publish, or keeps its old head, disagrees by nats.
 """
 
 from __future__ import annotations
@@ -63,14 +63,15 @@ async def probe(
     engines: Sequence[str],
     prompts: Sequence[Sequence[int]],
     tolerance: float,
+    version: int = 0,
 ) -> list[Agreement]:
-    """Publish perturbed weights, then version 0, comparing both times. Leaves every engine serving version 0.
+    """Publish perturbed weights, then the learner's `version`, comparing both times. Leaves every engine serving that.
 
     prompts: token ids to continue. tolerance: allowed mean |difference|, nats per token. Raises ProbeMismatch.
     """
     await publisher.publish(PERTURBED_VERSION, PERTURBATION_SEED)
     perturbed = [await _compare(learner, sample, engine, prompts, PERTURBATION_SEED) for engine in engines]
-    await publisher.publish(0)
+    await publisher.publish(version)
     original = [await _compare(learner, sample, engine, prompts, None) for engine in engines]
 
     agreements = []
@@ -83,7 +84,7 @@ async def probe(
         limit = max(tolerance, SEPARATION_SHARE * separation)
         agreements.append(_agreement(engine, "perturbed weights", gaps, limit))
     for engine, (gaps, _) in zip(engines, original, strict=True):
-        agreements.append(_agreement(engine, "version 0", gaps, tolerance))
+        agreements.append(_agreement(engine, f"version {version}", gaps, tolerance))
     for agreement in agreements:
         logger.info("probe: %s", agreement)
     wrong = [str(agreement) for agreement in agreements if not agreement.mean <= agreement.limit]
