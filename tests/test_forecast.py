@@ -81,7 +81,7 @@ async def test_another_run_predicts_this_one_before_it_starts(
     run = await train(
         tiny_model,
         tmp_path,
-        LONG_ENOUGH - 1,  # too short to be predicted from its own first steps
+        LONG_ENOUGH - 2,  # at max_staleness 0, too few for a prediction from its own first steps
         run={"plan_from": str(former.path)},
         buffer={"max_staleness": 0, "stall_timeout": 60.0},
         weights={"in_flight": "abort_resume", "shared_memory_dir": str(tmp_path / "shm")},
