@@ -18,6 +18,7 @@ from asyncgrpo.config import RunConfig
 from asyncgrpo.config.loading import LoadedConfig
 from asyncgrpo.config.render import render_config
 from asyncgrpo.errors import AsyncGRPOError
+from asyncgrpo.forecast import Forecast
 from asyncgrpo.generation.server import VLLM_MODULE
 from asyncgrpo.learning.objectives.remarks import remarks_on
 from asyncgrpo.observe.files import write_text
@@ -59,38 +60,43 @@ def run_job(
 
     A cancelled run ends as by a signal: with KeyboardInterrupt.
     """
+    forecast = Forecast(job)
     with ExitStack() as stack:
         folder = stack.enter_context(RunFolder.create(job.config.run.output_dir))
         write_text(folder.config_file, config_text)
         stack.enter_context(setup_logging(folder.log_file, job.config.observe.log_level))
         progress = stack.enter_context(Progress(job.total_steps))
         try:
-            outcome = asyncio.run(_run(job, folder, progress, engine_module, on_start))
+            outcome = asyncio.run(_run(job, forecast, folder, progress, engine_module, on_start))
         except AsyncGRPOError:
             logger.info("the run failed", exc_info=True)  # for the log file; the caller shows the one line
             raise
         except asyncio.CancelledError:
             raise KeyboardInterrupt from None  # a signal that is not to be waited for
         if outcome.steps:
+            forecast.hold_against(folder)
             progress.note(write_summary(folder, job.total_steps))
     return outcome
 
 
-async def _run(job: Job, folder: RunFolder, progress: Progress, engine_module: str, on_start: OnStart) -> Outcome:
+async def _run(
+    job: Job, forecast: Forecast, folder: RunFolder, progress: Progress, engine_module: str, on_start: OnStart
+) -> Outcome:
     run = asyncio.current_task()
     assert run is not None
     on_start(asyncio.get_running_loop(), run)
     progress.note(_plan(job, folder))
     for remark in remarks_on(job.config):
         progress.note(f"  note: {remark}")
+    await forecast.at_start(folder, progress)
     async with _signals(progress) as signals, open_session(job, folder, progress, engine_module) as session:
         with progress.phase("publishing version 0 and proving it"):
             for agreement in await prove_weights(session):
                 progress.note(f"  {agreement}")
         orchestrator = Orchestrator(session)
-        orchestrator.stop = signals.stop
+        orchestrator.stop, orchestrator.on_step = signals.stop, forecast.on_step
         signals.steps_begin()
-        await orchestrator.run()
+        await forecast.beside(orchestrator.run(), folder, progress)
         if orchestrator.steps_done:
             with progress.phase("saving the model"):
                 await session.learner.save_model(str(folder.model_dir))

@@ -22,7 +22,7 @@ import json
 import logging
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -50,13 +50,14 @@ MISMATCH_NATS, MISMATCH_STEPS = 0.3, 3
 
 
 class Orchestrator:
-    """Runs the steps of one session. `stop` may be set from a signal handler."""
+    """Runs the steps of one session. `stop` may be set from a signal handler; `on_step` is told of every step done."""
 
     def __init__(self, session: Session) -> None:
         self.session = session
         config = session.job.config
         self.config = config
         self.stop = asyncio.Event()
+        self.on_step: Callable[[int], None] = lambda step: None
         contract = StalenessContract(
             max_staleness=config.buffer.max_staleness,
             groups_per_step=config.fresh_groups,
@@ -169,6 +170,7 @@ class Orchestrator:
                         publishing = await self._start_publish(new_version, background, publishing)
                     await self._record(step, version, groups, batch, report, await self.meter.step_measures())
                 self.steps_done = step
+                self.on_step(step)
                 if self.stop.is_set():
                     return
 

@@ -16,7 +16,7 @@ from asyncgrpo.config.sections import TrainingSection
 from asyncgrpo.config.training_checks import check_warm_up
 from asyncgrpo.errors import ConfigError
 from asyncgrpo.generation.server import check_ports, check_vllm_installed
-from asyncgrpo.observe.run_folder import check_free
+from asyncgrpo.observe.run_folder import RunFolder, check_free
 from asyncgrpo.prompts.encoding import load_tokenizer
 from asyncgrpo.prompts.rows import load_rows
 from asyncgrpo.prompts.stream import PromptStream
@@ -54,6 +54,7 @@ def prepare(
     check_model_path(config.model.path)
     config = within_context(resolve(config, machine or Machine.here()))
     check_free(Path(config.run.output_dir))
+    check_former_run(config.run.plan_from)
     if config.engines.devices:
         check_vllm_installed()
     check_ports(config)
@@ -133,6 +134,17 @@ def check_model_path(path: str) -> None:
         raise ConfigError(f"model.path={path} does not exist (looked in {Path.cwd()})")
     if not (folder / "config.json").is_file():
         raise ConfigError(f"model.path={path} has no config.json, so it is not a model in Hugging Face format")
+
+
+def check_former_run(path: str | None) -> None:
+    """Whether it holds what a prediction is made from. Raises ConfigError."""
+    if path is None:
+        return
+    former = RunFolder(path)
+    if not former.metrics_file.is_file():
+        raise ConfigError(f"run.plan_from={path} is no folder of a run: it has no metrics.jsonl; name another or none")
+    if not any(former.rollouts_dir.glob("step_*.parquet")):
+        raise ConfigError(f"run.plan_from={path} has no rollouts; name a run with observe.save_rollouts=true, or none")
 
 
 def check_metrics_port(config: RunConfig) -> None:

@@ -84,6 +84,12 @@ BAD: list[tuple[str, type[AsyncGRPOError], str]] = [
     ("--rewards=[]", ConfigError, "no reward function"),
     ("--rewards=[{path: 'FOLDER/gone.py:f'}]", ConfigError, "gone.py"),
     ("--run.output_dir=FOLDER", RunFolderError, "exists; choose another run.output_dir or remove it"),
+    (
+        "--run.plan_from=FOLDER/gone",
+        ConfigError,
+        "run.plan_from=.*/gone is no folder of a run: it has no metrics.jsonl",
+    ),
+    ("--run.plan_from=FOLDER/bare", ConfigError, "run.plan_from=.*/bare has no rollouts; .*save_rollouts=true"),
     ("--observe.metrics_port=PORT", ConfigError, "observe.metrics_port=.*cannot listen"),
 ]
 
@@ -91,6 +97,8 @@ BAD: list[tuple[str, type[AsyncGRPOError], str]] = [
 @pytest.mark.parametrize(("override", "kind", "message"), BAD, ids=[override for override, _, _ in BAD])
 def test_bad_input_is_refused(files: Path, override: str, kind: type[AsyncGRPOError], message: str) -> None:
     (files / "empty.jsonl").touch()
+    (files / "bare").mkdir()
+    (files / "bare" / "metrics.jsonl").write_text('{"step": 1}\n')
     with socket.create_server(("127.0.0.1", 0)) as server:
         override = override.replace("FOLDER", str(files)).replace("PORT", str(server.getsockname()[1]))
         with pytest.raises(AsyncGRPOError, match=message) as caught:

@@ -29,6 +29,9 @@ class RunSection(Section):
     """Folder of this run: configuration, metrics, rollouts, logs, final model. Must not exist yet."""
     seed: NonNegativeInt = 42
     """Seeds prompt order, learner and engines."""
+    plan_from: str | None = None
+    """Folder of an earlier run with this model and task on this machine: from its pace, this run is predicted as it
+    starts. Absent: only from its own first steps."""
 
 
 class ModelSection(Section):

@@ -19,7 +19,7 @@ from asyncgrpo.observe.files import write_text
 __all__ = ["RunFolder", "check_free"]
 
 LOCK_NAME = "run.lock"
-STARTED = {LOCK_NAME, "incarnation", "config.yaml", "rollouts", "logs"}
+STARTED = {LOCK_NAME, "incarnation", "config.yaml", "prediction.json", "rollouts", "logs"}
 """What a run makes before it has trained anything."""
 
 
@@ -49,6 +49,7 @@ class RunFolder:
             raise _exists(self.path)
         self.rollouts_dir.mkdir(exist_ok=True)
         self.logs_dir.mkdir(exist_ok=True)
+        self.prediction_file.unlink(missing_ok=True)  # of a start that failed
         write_text(self.incarnation_file, f"{secrets.token_hex(4)}.0\n")
 
     @property
@@ -94,6 +95,11 @@ class RunFolder:
     @property
     def summary_text(self) -> Path:
         return self.path / "summary.md"
+
+    @property
+    def prediction_file(self) -> Path:
+        """What the run was expected to do and, once it has ended, what it did."""
+        return self.path / "prediction.json"
 
     @property
     def reward_plot(self) -> Path:

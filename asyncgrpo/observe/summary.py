@@ -33,7 +33,7 @@ def write_summary(folder: RunFolder, target_steps: int | None = None) -> str:
     records = read_metrics(folder.metrics_file)
     if not records:
         raise RunFolderError(f"{folder.metrics_file} holds no finished step, so there is nothing to sum up")
-    summary = {**summarise(records), "target_steps": target_steps or len(records)}
+    summary = {**summarise(records), "target_steps": target_steps or len(records), "predictions": _predictions(folder)}
     first, last = (rollout_file(folder, records[place]["step"]) for place in (0, -1))
     pairs = example_pairs(first, last) if first.exists() and last.exists() and first != last else []
     plot_run(records, folder.reward_plot, f"{folder.path.name}: {_progress(summary)}")
@@ -41,6 +41,14 @@ def write_summary(folder: RunFolder, target_steps: int | None = None) -> str:
     write_text(folder.summary_json, json.dumps(summary, indent=2) + "\n")
     write_text(folder.summary_text, text)
     return text
+
+
+def _predictions(folder: RunFolder) -> list[Mapping[str, Any]]:
+    """Those that were held against what came."""
+    if not folder.prediction_file.exists():
+        return []
+    made: list[Mapping[str, Any]] = json.loads(folder.prediction_file.read_text(encoding="utf-8"))
+    return [prediction for prediction in made if "measured" in prediction]
 
 
 def summarise(records: Sequence[Record]) -> Summary:
@@ -121,7 +129,7 @@ def _number_lines(summary: Summary) -> list[str]:
         f"* The learner waited {summary['waiting_ratio']:.0%} of the time, generation was idle "
         f"{summary['generation_idle_ratio']:.0%} of it: the run was {summary['verdict']}.",
     ]
-    return lines
+    return lines + [f"* {prediction['text']}" for prediction in summary["predictions"]]
 
 
 def _plus_minus(reward: Mapping[str, float | None]) -> str:

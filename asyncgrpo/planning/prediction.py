@@ -12,17 +12,30 @@ import pyarrow as pa
 
 from asyncgrpo.config import RunConfig
 from asyncgrpo.observe.steps import verdict
+from asyncgrpo.planning.assumptions import assumptions
 from asyncgrpo.planning.fitting import fit, policy_of
 from asyncgrpo.planning.model import RunModel
 from asyncgrpo.planning.recorded import Record, Recording, joined, read_recording, samples_of
 from asyncgrpo.planning.scaling import affordable
 from asyncgrpo.planning.simulator import simulate
 
-__all__ = ["Comparison", "Prediction", "compare", "predict", "prediction_from_records", "prediction_from_run"]
+__all__ = [
+    "Comparison",
+    "Prediction",
+    "compare",
+    "model_from_former_run",
+    "predict",
+    "prediction_from_former_run",
+    "prediction_from_records",
+    "prediction_from_run",
+]
 
 SEEDS = 4
 MOST_STEPS = 200
 """Simulated: a longer run has reached its steady state by then."""
+FEWEST_STEPS = 8
+SAMPLES = 160_000
+"""Simulated in all, unless FEWEST_STEPS have more: two seconds, while a run may want the processor."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,6 +52,8 @@ class Prediction:
     """Over trained tokens."""
     waiting_ratio: float
     idle_ratio: float
+    assumptions: tuple[str, ...] = ()
+    """Settings of the run that it does not know how to predict, each with what it takes them for."""
 
     @property
     def verdict(self) -> str:
@@ -49,25 +64,39 @@ class Prediction:
         return (
             f"{self.step_seconds:.3g} s per step, {self.tokens_per_second:.4g} trained tokens per second, "
             f"mean staleness {self.staleness:.2f}, learner waits {self.waiting_ratio:.0%}: {self.verdict} "
-            f"(from {self.source})"
+            f"(from {self.made_from})"
         )
+
+    @property
+    def made_from(self) -> str:
+        """Source and assumptions."""
+        return self.source + (f", as if {' and '.join(self.assumptions)}" if self.assumptions else "")
 
     def as_json(self) -> Mapping[str, Any]:
         return {**asdict(self), "verdict": self.verdict}
 
 
-def predict(model: RunModel, *, total_steps: int, after_step: int = 0, source: str) -> Prediction:
-    """Of the steps after `after_step` of a run of `total_steps`; the last steps, while it runs out, included.
+def predict(
+    model: RunModel, *, total_steps: int, after_step: int = 0, source: str, assumptions: tuple[str, ...] = ()
+) -> Prediction:
+    """Of the steps after `after_step` of a run of `total_steps`; of a short run, the last steps, while it runs out,
+    included.
 
     Without an `after_step` the first steps, which fill the buffer, count as well, as they do in a run's own means.
     Raises ValueError when no step is left.
     """
     if after_step >= total_steps:
         raise ValueError(f"no step is left to predict: {after_step} of {total_steps} are done")
-    left = min(total_steps - after_step, MOST_STEPS)
-    first = min(after_step, MOST_STEPS)
+    first, left = min(after_step, MOST_STEPS), min(total_steps - after_step, MOST_STEPS)
     smaller = affordable(model, (first + left) * SEEDS)
-    means = [simulate(smaller, first + left, seed).means(first) for seed in range(SEEDS)]
+    steps = max(first + FEWEST_STEPS, SAMPLES // (smaller.policy.groups_per_step * smaller.lengths.samples))
+    left, seeds = min(left, steps - first), max(1, min(SEEDS, steps // (first + left)))
+    ends = 0
+    if left < total_steps - after_step:  # a part stands for the whole, in which the first and last steps weigh little
+        ends = model.policy.max_staleness + 1
+        first = max(first, ends)
+    last = first + left
+    means = [simulate(smaller, last + ends, seed).means(first, last) for seed in range(seeds)]
 
     def mean(name: str) -> float:
         return statistics.fmean(getattr(each, name) for each in means)
@@ -80,6 +109,7 @@ def predict(model: RunModel, *, total_steps: int, after_step: int = 0, source: s
         staleness=mean("staleness"),
         waiting_ratio=mean("waiting_ratio"),
         idle_ratio=mean("idle_ratio"),
+        assumptions=assumptions,
     )
 
 
@@ -94,20 +124,32 @@ def prediction_from_records(
     return _from_recording(recording, total_steps)
 
 
-def prediction_from_run(folder: str | Path, total_steps: int, first_steps: int) -> Prediction:
-    """The same from a run's folder, whose first steps are done. Raises RunFolderError, ValueError."""
-    return _from_recording(read_recording(folder, first_steps), total_steps)
+def prediction_from_run(
+    folder: str | Path, total_steps: int, first_steps: int, config: RunConfig | None = None
+) -> Prediction:
+    """The same from a run's folder, whose first steps are done; without `config`, with the one that lies there.
+
+    Raises RunFolderError, ValueError.
+    """
+    return _from_recording(read_recording(folder, first_steps, config), total_steps)
 
 
 def prediction_from_former_run(folder: str | Path, config: RunConfig, total_steps: int) -> Prediction:
     """Of a run about to start, from the folder of another on the same machine with the same model and task.
 
-    Paces and lengths are the former run's, settings are those of `config`. Raises RunFolderError.
+    Raises RunFolderError.
     """
+    model, assumed = model_from_former_run(folder, config)
+    return predict(model, total_steps=total_steps, source=f"the run in {folder}", assumptions=assumed)
+
+
+def model_from_former_run(folder: str | Path, config: RunConfig) -> tuple[RunModel, tuple[str, ...]]:
+    """Paces and lengths are the former run's; groups per step and staleness are those of `config`. And where else the
+    two differ. Raises RunFolderError."""
     recording = read_recording(folder)
-    model = fit(recording)
-    changes = {name: getattr(policy_of(config), name) for name in policy_of(config).__slots__}
-    return predict(model.with_policy(**changes), total_steps=total_steps, source=f"the run in {folder}")
+    policy = policy_of(config)
+    changes = {name: getattr(policy, name) for name in policy.__slots__}
+    return fit(recording).with_policy(**changes), assumptions(config, recording.config)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,7 +176,7 @@ class Comparison:
     def __str__(self) -> str:
         said = self.predicted
         return (
-            f"Predicted from {said.source}, measured in the {self.steps} steps after step {said.after_step}: "
+            f"Predicted from {said.made_from}, measured in the {self.steps} steps after step {said.after_step}: "
             f"{said.step_seconds:.3g} and {self.step_seconds:.3g} s per step ({self.step_seconds_error:+.0%}), "
             f"mean staleness {said.staleness:.2f} and {self.staleness:.2f}, "
             f"learner waiting {said.waiting_ratio:.0%} and {self.waiting_ratio:.0%}."
@@ -170,4 +212,5 @@ def compare(prediction: Prediction, records: Sequence[Record]) -> Comparison | N
 def _from_recording(recording: Recording, total_steps: int) -> Prediction:
     done = int(recording.steps[-1]["step"])
     source = f"its first {len(recording.steps)} steps"
-    return predict(fit(recording), total_steps=total_steps, after_step=done, source=source)
+    assumed = assumptions(recording.config, recording.config)
+    return predict(fit(recording), total_steps=total_steps, after_step=done, source=source, assumptions=assumed)

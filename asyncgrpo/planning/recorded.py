@@ -53,8 +53,8 @@ class Recording:
     samples: Samples
 
 
-def read_recording(path: str | Path, first_steps: int | None = None) -> Recording:
-    """Read a run folder, or only its first steps and what had finished by then.
+def read_recording(path: str | Path, first_steps: int | None = None, config: RunConfig | None = None) -> Recording:
+    """Read a run folder, or only its first steps and what had finished by then. Without `config`: its config.yaml.
 
     Raises RunFolderError when it has no finished step or no rollouts (`observe.save_rollouts` was off), ConfigError
     for a config.yaml that this version does not understand.
@@ -71,7 +71,8 @@ def read_recording(path: str | Path, first_steps: int | None = None) -> Recordin
     tables = [samples_of(pq.read_table(file, columns=[*_COLUMNS, "versions"])) for file in files]
     if not any(len(table) for table in tables):
         raise RunFolderError(f"{folder.rollouts_dir} holds no samples; plan from a run with observe.save_rollouts=true")
-    return Recording(config=load_config(folder.config_file).config, steps=steps, samples=joined(tables))
+    config = config if config is not None else load_config(folder.config_file).config
+    return Recording(config=config, steps=steps, samples=joined(tables))
 
 
 def samples_of(table: pa.Table) -> Samples:

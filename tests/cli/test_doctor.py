@@ -113,6 +113,17 @@ def test_run_folder(tmp_path: Path) -> None:
     assert run_checks.run_folder(config).status == "fail"
 
 
+def test_former_run(tmp_path: Path) -> None:
+    assert run_checks.former_run(configured()).detail == "no earlier run"
+    check = run_checks.former_run(configured(run={"plan_from": str(tmp_path)}))
+    assert (check.status, "has no metrics.jsonl" in check.detail) == ("fail", True)
+    (tmp_path / "metrics.jsonl").write_text('{"step": 1}\n')
+    (tmp_path / "rollouts").mkdir()
+    (tmp_path / "rollouts" / "step_000001.parquet").write_text("no table")
+    check = run_checks.former_run(configured(run={"plan_from": str(tmp_path)}))
+    assert (check.status, "cannot be planned from" in check.detail) == ("fail", True)
+
+
 def test_shared_memory_must_hold_two_snapshots(tmp_path: Path) -> None:
     sections = files(tmp_path)
     sections["weights"] = {"shared_memory_dir": str(tmp_path)}

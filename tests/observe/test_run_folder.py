@@ -51,10 +51,12 @@ def test_folder_of_a_start_that_failed_is_taken_again_with_its_logs(tmp_path: Pa
     with RunFolder.create(tmp_path / "run") as first:
         first.config_file.write_text("")
         (first.logs_dir / "engine-0.log").write_text("why")
+        first.prediction_file.write_text("[]")
         name = first.incarnation
     with RunFolder.create(tmp_path / "run") as second:
         assert second.incarnation != name
         assert (second.logs_dir / "engine-0.log").read_text() == "why"
+        assert not second.prediction_file.exists(), "it was about another start"
 
 
 def test_file_in_place_of_the_folder_is_named(tmp_path: Path) -> None:

@@ -76,6 +76,16 @@ def test_summary_is_written_and_returned(tmp_path: Path) -> None:
     assert not any(line.startswith("* Model") for line in lines)
 
 
+def test_predictions_that_were_held_against_the_run_are_shown(tmp_path: Path) -> None:
+    folder = run_of_three_steps(tmp_path)
+    held = {"text": "Predicted 2 s, measured 3 s.", "predicted": {}, "measured": {}}
+    folder.prediction_file.write_text(json.dumps([held, {"text": "2 s per step", "predicted": {}}]))
+    lines = write_summary(folder).splitlines()
+    assert "* Predicted 2 s, measured 3 s." in lines
+    assert not any("2 s per step" in line for line in lines)
+    assert json.loads(folder.summary_json.read_text())["predictions"] == [held]
+
+
 def test_run_without_rollouts_is_summed_up(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path)
     Recorder(folder).append_step(record(1, 0.0))

@@ -1,7 +1,11 @@
 """A prediction covers the steps after those that it was made from, and is held against them only."""
 
+from dataclasses import replace
+
 import pytest
 
+from asyncgrpo.config import RunConfig
+from asyncgrpo.planning.assumptions import assumptions
 from asyncgrpo.planning.model import EngineModel, LearnerModel, Lengths, Policy, RunModel
 from asyncgrpo.planning.prediction import compare, predict
 
@@ -34,6 +38,34 @@ def test_prediction_against_measurement() -> None:
     assert comparison.step_seconds_error == pytest.approx(-0.2)
     assert comparison.staleness_error == pytest.approx(0.0)
     assert "after step 4" in str(comparison)
+
+
+def test_a_part_of_a_long_run_stands_for_all_of_it() -> None:
+    """Simulated are 39 of a thousand steps of 64 groups of 64 samples; each of them takes the same time."""
+    tail = Lengths.lognormal(100, 0.0, 64)
+    large = replace(MODEL, lengths=tail, policy=Policy(groups_per_step=64, max_staleness=0))
+    prediction = predict(large, total_steps=1000, source="")
+    assert prediction.step_seconds == pytest.approx(64 * 64 / 64 + 1.0, rel=1e-3)
+    assert prediction.tokens_per_second == pytest.approx(64 * 64 * 100 / 65.0, rel=1e-3)
+
+
+def test_what_differs_from_the_recorded_run_and_is_not_known_is_told() -> None:
+    recorded = RunConfig.model_validate({"engines": {"urls": ["http://a:1"], "max_num_seqs": 4}})
+    config = RunConfig.model_validate(
+        {
+            "engines": {"urls": ["http://b:1"], "max_num_seqs": 8},
+            "buffer": {"max_staleness": 3},
+            "weights": {"in_flight": "finish"},
+        }
+    )
+    assumed = assumptions(config, recorded)
+    assert assumed == ("weights.in_flight were keep", "engines.max_num_seqs were 4")
+    assert assumptions(recorded, recorded) == ()
+    prediction = predict(MODEL, total_steps=5, source="that run", assumptions=assumed)
+    ending = "(from that run, as if weights.in_flight were keep and engines.max_num_seqs were 4)"
+    assert str(prediction).endswith(ending)
+    comparison = compare(prediction, [record(1, 1.0)])
+    assert ending[1:-1].removeprefix("from") in str(comparison)
 
 
 def test_nothing_is_predicted_of_a_run_that_is_over() -> None:

@@ -11,9 +11,10 @@ from asyncgrpo.cli.checks.check import Check
 from asyncgrpo.config import RunConfig
 from asyncgrpo.config.resolve import Machine, locate_model, resolve
 from asyncgrpo.errors import AsyncGRPOError
+from asyncgrpo.forecast import former_model
 from asyncgrpo.generation.server import check_ports
 from asyncgrpo.observe.run_folder import check_free
-from asyncgrpo.preflight import check_metrics_port, check_model_path
+from asyncgrpo.preflight import check_former_run, check_metrics_port, check_model_path
 from asyncgrpo.prompts import load_rows
 from asyncgrpo.rewards import check_parameters, from_config
 
@@ -100,6 +101,17 @@ def ports(config: RunConfig) -> Check:
 def run_folder(config: RunConfig) -> Check:
     path = Path(config.run.output_dir)
     return _verdict("run folder", lambda: check_free(path), f"{path} is free")
+
+
+def former_run(config: RunConfig) -> Check:
+    """The run that this one is to be predicted from can be."""
+
+    def fitted() -> str:
+        check_former_run(config.run.plan_from)
+        former_model(config)
+        return config.run.plan_from or "no earlier run"
+
+    return _verdict("predicted from", fitted)
 
 
 def _verdict(name: str, check: Callable[[], str | None], detail: str = "") -> Check:
