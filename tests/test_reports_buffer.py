@@ -14,7 +14,6 @@ import pytest
 from run_cases import Run, children, first_token, lengths, make_job, opened, rows, run_config
 
 from asyncgrpo.learning.client import LearnerClient
-from asyncgrpo.observe.ledger_file import read_ledger
 from asyncgrpo.orchestrator import Orchestrator
 from asyncgrpo.testing.fake_engine import FakeEngine
 from asyncgrpo.testing.faults import GENERATE, Fault, FaultPlan
@@ -66,7 +65,7 @@ async def test_a_stalled_run_shows_which_group_it_waits_for(tiny_model: Path, tm
 
 
 async def test_a_prompt_that_outlasts_its_limit_leaves_the_engine_to_others(tiny_model: Path, tmp_path: Path) -> None:
-    """It would fill half of the engine for minutes. Cancelled, its requests are gone, and it comes again later."""
+    """Two tries would fill the engine for good, if those that are cancelled went on there."""
 
     def endless_first(prompt: tuple[int, ...], rng: random.Random) -> Sequence[int]:
         return [rng.randrange(100, 250) for _ in range(400 if prompt[0] == first_token("l") else 3)]
@@ -84,9 +83,6 @@ async def test_a_prompt_that_outlasts_its_limit_leaves_the_engine_to_others(tiny
             await orchestrator.run()
             assert orchestrator.buffer.contract.fates == {"trained": 32, "reissued:failed": 1, "dropped:failed": 1}
         assert engine.core.requests == []
-    ledger = read_ledger(tmp_path / "run" / "ledger.jsonl")
-    first, second = sorted(entry.group_id for entry in ledger if row_of(entry.prompt_id) == "0")
-    assert second - first > 4, "not at once: as many others as a step has come before"
     assert len(Run(tmp_path).steps) == 8
 
 
