@@ -63,6 +63,12 @@ class Books:
         self._tickets[group_id] = ticket
         return ticket
 
+    def named(self, group_ids: Iterable[int]) -> str:
+        """Groups in flight with their prompts, for the user to find: `3 (prompt 0-7), 5 (prompt 0-9)`. From any
+        thread."""
+        tickets = ((group_id, self._tickets.get(group_id)) for group_id in group_ids)  # absent just before and after
+        return ", ".join(f"{group_id} (prompt {ticket.prompt.prompt_id})" for group_id, ticket in tickets if ticket)
+
     def finished(self, group: Group, cut_samples: int, failed_samples: int) -> None:
         """A group is about to enter the buffer."""
         self._outcomes[group.group_id] = Outcome.of(group, cut_samples, failed_samples)

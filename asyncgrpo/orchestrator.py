@@ -201,8 +201,8 @@ class Orchestrator:
         return groups
 
     def _stalled(self, what: str) -> StallError:
-        waiting = self.buffer.contract.blocking()[:8]
-        return StallError(f"{what} (buffer.stall_timeout); groups in flight, most urgent first: {waiting}")
+        waiting = self.books.named(self.buffer.contract.blocking()[:8])
+        return StallError(f"{what} (buffer.stall_timeout); groups in flight, most urgent first: {waiting or 'none'}")
 
     async def _start_publish(
         self, version: int, background: asyncio.TaskGroup, previous: asyncio.Task[None] | None
@@ -276,4 +276,6 @@ class Orchestrator:
     def _describe(self) -> str:
         contract = self.buffer.contract
         doing = self.session.learner_time.state
-        return f"learner {doing}, {contract.in_flight} groups in flight, {contract.buffered} in the buffer"
+        urgent = self.books.named(contract.blocking()[:1])
+        flow = f"{contract.in_flight} groups in flight, {contract.buffered} in the buffer"
+        return f"learner {doing}, {flow}" + (f"; the oldest in flight is {urgent}" if urgent else "")

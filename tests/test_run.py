@@ -195,6 +195,16 @@ def test_a_completion_that_spans_a_publish_is_trained_with_both_versions(stale: 
     assert stale.run.steps[1]["mixed_version_samples_ratio"] == 1.0
 
 
+def test_no_publish_aborts_what_is_in_flight(stale: Evidence) -> None:
+    """Bug report E9: under load each one aborted every completion."""
+    spanning = [row for row in stale.run.trained if len(set(row["versions"])) > 1]
+    assert len(spanning) >= 32, "publishes did fall into completions"
+    assert stale.engine.core.finished["abort"] == 0
+    asked = Counter(call.body["request_id"].rpartition("-")[0] for call in stale.engine.calls(GENERATE))
+    del asked[next(name for name in asked if name.endswith("-probe"))]
+    assert set(asked.values()) == {1}, "none was asked for again"
+
+
 def test_engines_generate_while_the_learner_computes(stale: Evidence) -> None:
     overlapped = [record["tokens_generated_while_training"] for record in stale.run.steps]
     assert overlapped[0] > 16, "all 16 completions of the next step went on"

@@ -102,7 +102,8 @@ async def test_a_run_that_does_not_move_says_what_it_waits_for(tiny_model: Path,
     async with faulty(tiny_model, tmp_path, Fault("hang"), sections=sections) as (run, _):
         message = await failure(run, StallError)
     assert message.startswith("step 1: waiting for groups took longer than 0.5 s (buffer.stall_timeout)")
-    assert "[0, 1, 2, 3, 4, 5, 6, 7]" in message
+    prompts = [f"{group} (prompt {group // 6}-{group % 6})" for group in range(8)]
+    assert message.endswith("groups in flight, most urgent first: " + ", ".join(prompts))
 
 
 @pytest.mark.parametrize("fault", [Fault("hang"), Fault("null_logprob"), Fault("status", status=400)])

@@ -16,8 +16,9 @@ import psutil
 import pytest
 from run_cases import FAKE_ENGINE, Run, children, lengths, make_job, opened, rows, run_config
 
-from asyncgrpo.errors import EngineError, EngineStartError
+from asyncgrpo.errors import EngineError, EngineStartError, PublishError
 from asyncgrpo.testing.fake_engine import FakeEngine
+from asyncgrpo.testing.faults import UPDATE, Fault, FaultPlan
 
 pytestmark = pytest.mark.slow
 
@@ -29,6 +30,8 @@ WITH_FAKE_ENGINE = (
     "from asyncgrpo.launch import run_training\n"
     f"sys.exit(run_training(load_config(sys.argv[1]), engine_module={FAKE_ENGINE!r}))\n",
 )
+
+AFTER_THE_PROBE = tuple(range(2, 99))
 
 
 class Process:
@@ -137,6 +140,32 @@ async def test_a_signal_during_the_start_ends_it(tiny_model: Path, tmp_path: Pat
             assert time.monotonic() - begun < 40
         assert "Traceback" not in run.output
         assert engine.calls("/pause") == []
+
+
+@pytest.mark.parametrize(
+    ("fault", "words"),
+    [
+        (
+            Fault("status", on=UPDATE, nth=AFTER_THE_PROBE, text="CUDA error: out of memory"),
+            "CUDA error: out of memory",
+        ),
+        (Fault("hang", on=UPDATE, nth=AFTER_THE_PROBE), "took longer than 2 s"),
+    ],
+)
+async def test_a_publish_that_fails_ends_the_process_and_says_why(
+    fault: Fault, words: str, tiny_model: Path, tmp_path: Path
+) -> None:
+    """Bug report E1: what the engine answered to an update was discarded, and the trainer waited for ever."""
+    sections: dict[str, Any] = {"engines": {"startup_timeout": 2.0}, "weights": {"publish_timeout": 2.0}}
+    async with FakeEngine(tiny_model, script=lengths, faults=FaultPlan(fault)) as engine:
+        async with training(CLI, tiny_model, tmp_path, engine.url, **sections) as run:
+            assert await run.end() == PublishError.exit_code
+        last = run.output.splitlines()[-1]
+        assert "publish of version 1 to engine-0" in last
+        assert words in last
+        assert "Traceback" not in run.output
+        assert not engine.core.version.endswith(":1"), "it does not pass for an engine that has loaded version 1"
+    assert left(tmp_path) == []
 
 
 async def test_killing_the_orchestrator_ends_engines_ranks_and_snapshots(tiny_model: Path, tmp_path: Path) -> None:

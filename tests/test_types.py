@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from asyncgrpo.types import Completion
+from asyncgrpo.types import Completion, Group, Prompt, Sample
 
 
 def completion(**changes: object) -> Completion:
@@ -37,6 +37,27 @@ def test_equal_means_every_token_is(change: dict[str, object]) -> None:
 def test_a_completion_is_not_hashable() -> None:
     with pytest.raises(TypeError, match="unhashable"):
         {completion()}
+
+
+@pytest.mark.parametrize("versions", [(2, 4, 6), (6, 4, 2), (4, 2, 6)])
+def test_the_oldest_token_makes_the_age_of_its_sample_and_group(versions: tuple[int, ...]) -> None:
+    """Bug report F11: a sample that was cut into by two publishes passed for one of the newest version."""
+    mixed, pure = (
+        Sample(
+            completion=completion(token_ids=range(3), behaviour_logprobs=(-1.0,) * 3, versions=each),
+            text="",
+            rewards={},
+            reward=0.0,
+        )
+        for each in (versions, (5, 5, 5))
+    )
+    prompt = Prompt(prompt_id="0-0", epoch=0, row=0, prompt="p", token_ids=(1,))
+    group = Group(
+        group_id=0, prompt=prompt, samples=(pure, mixed), start_version=1, admitted_at=0.0, entered_at=0.0
+    )  # fmt: skip
+    assert (mixed.oldest_version, mixed.newest_version) == (2, 6)
+    assert (pure.oldest_version, pure.newest_version) == (5, 5)
+    assert (group.oldest_version, group.newest_version) == (2, 6)
 
 
 def test_lengths_that_differ_are_refused() -> None:

@@ -135,6 +135,8 @@ class FakeEngine:
             response = await handler(call)
             if request.path == GENERATE:
                 self.answers[body["request_id"]] = json.loads(response.text or "")
+            if fault is not None and fault.kind == "lost_answer":
+                await _hang_up(request)
             return response
         except EngineDead:
             return fake_answers.error(500, "EngineCore encountered an issue. See stack trace for the root cause.")
@@ -150,9 +152,7 @@ class FakeEngine:
             case "garbage":
                 return web.Response(text=fault.text)
             case "disconnect":
-                assert request.transport is not None
-                request.transport.abort()
-                await never()
+                await _hang_up(request)
             case "hang":
                 await never()
             case "slow":
@@ -161,6 +161,12 @@ class FakeEngine:
                 self._on_death()
                 await never()
         return None
+
+
+async def _hang_up(request: web.Request) -> None:
+    assert request.transport is not None
+    request.transport.abort()
+    await never()
 
 
 async def _serve(arguments: argparse.Namespace) -> None:

@@ -22,6 +22,8 @@ Kind = Literal[
     "hang",  # never answer
     "slow",  # wait `seconds`, then go on as usual
     "die",  # the engine's process ends (in a test process: every socket of it closes)
+    # after the request is done
+    "lost_answer",  # close the connection without saying so
     # instead of what /update_weights should do, while answering 200
     "ignore",  # keep the old weights
     "old_head",  # load everything but the output head

@@ -31,11 +31,11 @@ import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from shared import Figures, print_figures, print_table, ratio, this_checkout, versions
 
@@ -73,14 +73,15 @@ def settings(length: int) -> tuple[Setting, ...]:
     )
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+def main(argv: Sequence[str] | None = None, runs: Callable[[Path, argparse.Namespace], Runs] | None = None) -> int:
+    """runs: makes what runs a setting; absent, `Bench`."""
     arguments = parse(argv)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         model_bytes = make_model(folder / "model", arguments.layers)
         make_task(folder)
         equal, ragged, fast = settings(arguments.length)
-        bench = Bench(folder, arguments)
+        bench = (runs or Bench)(folder, arguments)
         figures: Figures = {
             "equal": compare(bench, equal, loaded=not arguments.quick),
             "ragged": compare(bench, ragged, loaded=False),
@@ -119,23 +120,30 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     return arguments
 
 
+class Runs(Protocol):
+    def run(self, setting: Setting, max_staleness: int, load: str | None = None) -> tuple[list[Record], list[Record]]:
+        """Records of all steps, and of those that count. load: see `load.py`."""
+
+
 @dataclass(frozen=True, slots=True)
 class Bench:
     """Runs `asyncgrpo train` on the made model and task."""
 
     folder: Path
     arguments: argparse.Namespace
+    train: tuple[str, ...] = (sys.executable, "-m", "asyncgrpo.cli.main", "train")
+    """Command that takes the configuration's file."""
 
     def run(self, setting: Setting, max_staleness: int, load: str | None = None) -> tuple[list[Record], list[Record]]:
-        """Records of all steps, and of those that count. load: see `load.py`."""
         output = self.folder / f"{setting.name}-{max_staleness}-{load or 'alone'}"
         print(f"{output.name} …", file=sys.stderr, flush=True)
         config = self.config(setting, max_staleness, output)
         config_file = self.folder / f"{output.name}.json"
         config_file.write_text(json.dumps(config))  # JSON is YAML
-        command = [sys.executable, "-m", "asyncgrpo.cli.main", "train", str(config_file)]
         with busy(load, self.folder / "model"):
-            child = subprocess.run(command, cwd=ROOT, env=this_checkout(), capture_output=True, text=True)
+            child = subprocess.run(
+                [*self.train, str(config_file)], cwd=ROOT, env=this_checkout(), capture_output=True, text=True
+            )
         if child.returncode:
             sys.exit(f"asyncgrpo train failed:\n{child.stdout[-2000:]}\n{child.stderr[-2000:]}")
         records = read_metrics(output / "metrics.jsonl")
@@ -171,7 +179,7 @@ class Bench:
         }
 
 
-def compare(bench: Bench, setting: Setting, *, loaded: bool) -> Figures:
+def compare(bench: Runs, setting: Setting, *, loaded: bool) -> Figures:
     """Synchronous against asynchronous."""
     _, sync = bench.run(setting, 0)
     everything, overlapped = bench.run(setting, setting.max_staleness)
@@ -207,7 +215,7 @@ def compare(bench: Bench, setting: Setting, *, loaded: bool) -> Figures:
     }
 
 
-def waste(bench: Bench, setting: Setting) -> Figures:
+def waste(bench: Runs, setting: Setting) -> Figures:
     """Generation waits for training: slots fill, and nothing is thrown away."""
     everything, counted = bench.run(setting, setting.max_staleness)
     return {

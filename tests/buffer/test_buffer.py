@@ -121,6 +121,30 @@ async def test_a_taker_ends_over_stale_groups_and_wakes_the_producer(policy: str
     taking.cancel()
 
 
+@pytest.mark.parametrize(
+    ("max_staleness", "policy", "is_taken"), [(1, "drop", False), (1, "drop_reissue", False), (2, "drop", True)]
+)
+async def test_a_group_is_in_or_out_as_a_whole(max_staleness: int, policy: str, is_taken: bool) -> None:
+    """Bug report F12: its samples straddle the limit, one of them over it. A group was split that way."""
+    rollouts = buffer(max_staleness=max_staleness, over_stale=policy, max_unfinished_groups=2)
+    await soon(rollouts.admit())
+    for _ in range(2):
+        newcomer, start = await soon(rollouts.admit())
+        await rollouts.enter(group(newcomer, sample(0.0, [start]), sample(1.0, [start]), start_version=start))
+        await train(rollouts)
+    straddling = group(0, sample(0.0, [2, 2]), sample(1.0, [1, 2]), sample(2.0, [0, 1]))
+    await rollouts.enter(straddling)
+    if is_taken:
+        assert await soon(rollouts.take()) == [straddling]
+        return
+    taking = asyncio.ensure_future(rollouts.take())
+    assert await waits(taking)
+    ((out, fate),) = rollouts.collect_untrained()
+    assert (out, fate.partition(":")[2]) == (straddling, "stale")
+    assert rollouts.contract.buffered == 0
+    taking.cancel()
+
+
 async def test_under_mask_the_newest_token_decides() -> None:
     rollouts = buffer(max_staleness=1, over_stale="mask")
     await soon(rollouts.admit())

@@ -125,6 +125,18 @@ def test_staleness_is_kept_at_the_bound_and_dropped_beyond() -> None:
         assert core.choose() == (None if over_stale else [0])
 
 
+@pytest.mark.parametrize("policy", ["drop", "drop_reissue", "mask"])
+@pytest.mark.parametrize(("consumed_at", "limit", "kept"), [(5, 5, True), (5, 4, False), (0, 0, True), (1, 0, False)])
+def test_time_in_the_queue_counts(consumed_at: int, limit: int, kept: bool, policy: str) -> None:
+    """Bug report F4: a group that was generated at version 0 and waits, finished, until 5 is 5 versions stale."""
+    core = contract(max_staleness=limit, groups_per_step=1, over_stale=policy)
+    (waiting,) = finished(core, 0)
+    assert core.over_stale_groups() == []
+    core.version = core.served_version = consumed_at  # other groups were trained meanwhile
+    assert core.over_stale_groups() == ([] if kept else [waiting])
+    assert core.choose() == ([waiting] if kept else None)
+
+
 def test_a_group_past_its_bound_is_never_chosen_even_before_it_is_dropped() -> None:
     core = contract(max_staleness=0, groups_per_step=2, over_stale="drop")
     core.version = core.served_version = 0

@@ -64,6 +64,44 @@ def test_external_engines_leave_the_machine_to_the_learner_and_know_their_type()
     assert resolved(machine(fast_bf16=True), **external)[2] == "float32"
 
 
+URLS = ["http://a:1", "http://b:2"]
+
+
+@pytest.mark.parametrize(
+    ("on", "devices", "engines", "learner", "dtype"),
+    [
+        (machine(4), ["cpu:auto"], ("cpu:0-1",), "cpu:2-3", "float32"),
+        (machine(4), ["cpu:3", "cpu:2"], ("cpu:3", "cpu:2"), "cpu:2-3", "float32"),
+        (machine(gpus=2), ["cuda:0"], ("cuda:0",), "cuda:1", "bfloat16"),
+        (machine(gpus=2, fast_bf16=False), ["cpu:auto"], ("cpu:0-1",), "cuda:1", "float32"),
+    ],
+)
+def test_managed_and_running_engines_may_be_mixed(
+    on: Machine, devices: list[str], engines: tuple[str, ...], learner: str, dtype: str
+) -> None:
+    """Devices that are named beside URLS are those of further engines, which share the machine as they would alone."""
+    config = RunConfig.model_validate({"engines": {"urls": URLS, "devices": devices}})
+    found = resolve(config, on)
+    assert (found.engines.urls, found.engines.devices) == (tuple(URLS), engines)
+    assert (found.learner.devices, found.engines.dtype) == ((learner,), dtype)
+    alone = RunConfig.model_validate({"engines": {"devices": devices}})
+    assert resolve(alone, on).learner.devices == found.learner.devices
+
+
+def test_auto_beside_urls_starts_no_engine_but_auto_beside_devices_does() -> None:
+    """`[auto]` is what stands there when nobody wrote anything."""
+    on = machine(4)
+    assert resolved(on, engines={"urls": URLS, "devices": ["auto"]})[:2] == ((), ("cpu",))
+    both = resolve(RunConfig.model_validate({"engines": {"urls": URLS, "devices": ["auto", "cpu:0"]}}), on)
+    assert both.engines.devices == ("cpu:0-1", "cpu:0")
+    assert resolve(both, on) == both, "what is resolved stays as it is"
+
+
+def test_a_managed_engine_beside_running_ones_is_checked_like_any_other() -> None:
+    with pytest.raises(ConfigError, match=r"engines.devices: 'cuda:3' names \[3\], but this machine has \[0, 1\]"):
+        resolved(machine(gpus=2), engines={"urls": URLS, "devices": ["cuda:3"]})
+
+
 def test_named_devices_are_kept() -> None:
     named = resolved(machine(4), engines={"devices": ["cpu:0", "cpu:1"]}, learner={"devices": ["cpu:2-3"]})
     assert named[:2] == (("cpu:0", "cpu:1"), ("cpu:2-3",))

@@ -134,6 +134,40 @@ async def test_retries_are_bounded_and_end_in_the_engines_own_words(tiny_model: 
         assert pool.outstanding_tokens("e0") == 0
 
 
+async def test_a_dead_port_is_tried_a_few_times_and_said_at_the_first(
+    tiny_model: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Bug report E5: a connection that is refused was retried without bound, and nothing was said for a minute."""
+    async with engines_and_pool(tiny_model) as (fakes, pool):
+        fakes[0].close_sockets()
+        refused = f"engine e0 cannot be reached at {fakes[0].url}{GENERATE}"
+        with (
+            caplog.at_level(logging.WARNING, logger="asyncgrpo"),
+            pytest.raises(EngineUnavailable, match=rf"{refused}.*\(attempt 3 of 3\)"),
+        ):
+            await generate_group(PROMPT, 0, pool, CONFIG)
+        said = [record.getMessage() for record in caplog.records]
+        assert said[0].startswith(f"attempt 1 of 3 failed: {refused}")
+        assert all(line.startswith(("attempt 1 of 3", "attempt 2 of 3")) for line in said)
+        assert 5 <= len(said) <= 8, "two of each sample, but for those that the first to give up took along"
+        assert fakes[0].requests == []
+
+
+async def test_a_late_answer_is_asked_for_under_a_new_id_and_counted_once(tiny_model: Path) -> None:
+    """Bug report E6: the id of a slow request was used again, which the server refused as running already."""
+    config = with_generation(request_timeout=0.4)
+    late = Fault("slow", seconds=0.8, match=first_try(1))
+    async with engines_and_pool(tiny_model, late, config=config) as (fakes, pool):
+        group = await generate_group(PROMPT, 0, pool, config)
+        assert [len(completion) > 0 for completion in group.completions] == [True] * 4
+        assert (group.failed, group.cut) == ([], 0)
+        assert numbers(fakes[0]) == ["0", "1", "1", "2", "3"]
+        assert len(set(ids(fakes[0]))) == 5
+        await asyncio.sleep(0.5)
+        assert fakes[0].core.finished.total() == 4, "what nobody waits for is not sampled"
+        assert pool.outstanding_tokens("e0") == 0
+
+
 async def test_a_refused_request_is_not_repeated(tiny_model: Path) -> None:
     prompt = Prompt(prompt_id="0-0", epoch=0, row=0, prompt="", token_ids=(7,) * 600)
     async with engines_and_pool(tiny_model) as (fakes, pool):

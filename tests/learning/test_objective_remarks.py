@@ -4,9 +4,10 @@ from typing import Any
 
 import pytest
 
+from asyncgrpo.config import RunConfig
 from asyncgrpo.config.objective import ObjectiveSection
 from asyncgrpo.config.sections import TrainingSection
-from asyncgrpo.learning.objectives.remarks import remarks
+from asyncgrpo.learning.objectives.remarks import remarks, remarks_on
 
 SINGLE = "with one optimiser update per step (training.num_minibatches=1, training.num_iterations=1) every ratio "
 GSPO = (
@@ -105,6 +106,23 @@ def test_biases_with_their_source() -> None:
     assert of(topr) == [
         "objective.gate=topr is biased: π/μ is left out for A > 0 and at most 1 for A < 0 (2503.14286, eq. 8)"
     ]
+
+
+def test_replay_without_a_correction_trains_stale_samples_as_if_they_were_fresh() -> None:
+    expected = (
+        "replay.replay_fraction=0.5 makes that bias large: samples of policies up to replay.replay_max_age=6 versions "
+        "old are trained as if π_old had sampled them; token_truncate corrects for it"
+    )
+    replay = {"replay_fraction": 0.5, "replay_max_age": 6}
+    uncorrected = {"importance_sampling_correction": "none"}
+
+    def said(objective: dict[str, Any], replay: dict[str, Any]) -> list[str]:
+        return remarks_on(RunConfig.model_validate({"objective": objective, "replay": replay}))
+
+    assert said(uncorrected, replay)[-2:] == [UNCORRECTED, expected]
+    assert said(uncorrected, {})[-1] == UNCORRECTED
+    assert expected not in said({}, replay)
+    assert said({**uncorrected, "proximal_anchor": "behaviour"}, replay) == [], "there the ratio is current/behaviour"
 
 
 def test_remarks_load_no_torch() -> None:

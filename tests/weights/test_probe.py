@@ -56,6 +56,7 @@ async def connected(
     *faults: Fault,
     engine_model: Path | None = None,
     temperature: float = 1.0,
+    learning_rate: float = 1e-6,
     **settings: Any,
 ) -> AsyncIterator[Pair]:
     config = RunConfig.model_validate(
@@ -64,7 +65,7 @@ async def connected(
             "learner": {"mode": "inline", "devices": ["cpu"]},
             "engines": {"dtype": "float32"},
             "generation": {"max_completion_length": 16, "temperature": temperature},
-            "training": {"learning_rate": 1e-6, "max_steps": 5},
+            "training": {"learning_rate": learning_rate, "max_steps": 5},
             "weights": {"publish_timeout": 10.0},
         }
     )
@@ -121,6 +122,22 @@ async def test_a_small_update_that_is_ignored_would_pass_unperturbed(tiny_model:
         await pair.publisher.publish(1)
         assert pair.engine.core.version == "0:1", "the engine says that it has version 1"
         assert await pair.disagreement() < TOLERANCE, "and its log-probabilities do not show that it has not"
+
+
+@pytest.mark.parametrize("fault", [None, Fault("ignore", on=UPDATE)])
+async def test_what_is_served_after_a_large_step_is_what_was_trained(
+    fault: Fault | None, tiny_model: Path, tmp_path: Path
+) -> None:
+    """Bug report E14: a reload served weights of before, from a cache. A step of ordinary size would not show it."""
+    faults = [] if fault is None else [fault]
+    async with connected(tiny_model, tmp_path, *faults, learning_rate=0.05) as pair:
+        await pair.publisher.publish(0)
+        assert await pair.disagreement() < 1e-3
+        await pair.learner.train(_batch())
+        assert await pair.disagreement() > 0.5, "the engine has version 0 still"
+        await pair.publisher.publish(1)
+        assert pair.engine.core.version == "0:1"
+        assert (await pair.disagreement() < 1e-3) is (fault is None)
 
 
 async def test_another_model_is_caught(tiny_model: Path, tmp_path: Path) -> None:

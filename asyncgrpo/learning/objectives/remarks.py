@@ -7,7 +7,7 @@ from collections.abc import Collection
 from asyncgrpo.config import RunConfig
 from asyncgrpo.config.objective import ObjectiveSection
 from asyncgrpo.config.objective_checks import PRODUCT_GATES
-from asyncgrpo.config.sections import TrainingSection
+from asyncgrpo.config.sections import ReplaySection, TrainingSection
 from asyncgrpo.learning.objectives.bias import Bias, biases
 
 _FIELD_OF = {
@@ -15,14 +15,18 @@ _FIELD_OF = {
     "level": "objective.importance_sampling_level",
     "correction": "objective.importance_sampling_correction",
 }
+NO_REPLAY = ReplaySection()
 
 
 def remarks_on(config: RunConfig) -> list[str]:
     """`remarks` of a whole configuration."""
-    return remarks(config.objective, config.training, config.lora.lora_dropout if config.lora.lora_r else 0.0)
+    dropout = config.lora.lora_dropout if config.lora.lora_r else 0.0
+    return remarks(config.objective, config.training, dropout, config.replay)
 
 
-def remarks(objective: ObjectiveSection, training: TrainingSection, lora_dropout: float = 0.0) -> list[str]:
+def remarks(
+    objective: ObjectiveSection, training: TrainingSection, lora_dropout: float = 0.0, replay: ReplaySection = NO_REPLAY
+) -> list[str]:
     """Sentences, without a full stop: what does nothing, what costs, and which pieces are biased and who says so.
 
     Thresholds are a choice, and not remarked on.
@@ -55,7 +59,14 @@ def remarks(objective: ObjectiveSection, training: TrainingSection, lora_dropout
             "objective.proximal_anchor=recompute costs a forward pass over all but the first of "
             f"training.num_minibatches={training.num_minibatches}; first_pass costs none"
         )
-    return said + [f"{_FIELD_OF[bias.piece]}={bias.name} is biased: {bias.reason} ({bias.source})" for bias in found]
+    said += [f"{_FIELD_OF[bias.piece]}={bias.name} is biased: {bias.reason} ({bias.source})" for bias in found]
+    if replay.replay_fraction and "correction" in (bias.piece for bias in found if bias.name == "none"):
+        said.append(
+            f"replay.replay_fraction={replay.replay_fraction:g} makes that bias large: samples of policies up to "
+            f"replay.replay_max_age={replay.replay_max_age} versions old are trained as if π_old had sampled them; "
+            "token_truncate corrects for it"
+        )
+    return said
 
 
 def _inert(objective: ObjectiveSection, found: Collection[Bias]) -> list[str]:
