@@ -1,8 +1,8 @@
 """Text of a completion: what `tokenizer.decode(token_ids, skip_special_tokens=True)` says, sooner.
 
 Most tokenizers are byte-level: a text is its tokens' bytes in a row. Looking these up takes a fifth of the time of the
-general decoder, or less, and that would be among the largest costs of a sample. Invariant: the short way is only taken for
-a tokenizer with whose own decoder it agrees, on every token it has.
+general decoder, which would be among the largest costs of a sample. Invariant: the short way is only taken for a
+tokenizer with whose own decoder it agrees, on every token it has.
 """
 
 from __future__ import annotations
