@@ -100,11 +100,11 @@ def print_runs(title: str, runs: Sequence[Mapping[str, Any]]) -> None:
     columns = [
         "in flight",
         "samples",
-        "completions/s",
-        "core busy",
+        "per second",
+        "core",
         "engines",
         "µs/sample",
-        "loop delay p50",
+        "delay p50",
         "p99",
         "max",
     ]
@@ -123,7 +123,7 @@ def print_runs(title: str, runs: Sequence[Mapping[str, Any]]) -> None:
         ]
         for run in runs
     ]
-    print_table(title, [*columns, "memory", "yardstick", "sample/yardstick"], rows)
+    print_table(title, [*columns, "memory", "yardstick", "ratio"], rows)
 
 
 if __name__ == "__main__":
