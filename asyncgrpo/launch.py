@@ -28,6 +28,7 @@ from asyncgrpo.observe.run_folder import RunFolder
 from asyncgrpo.observe.summary import write_summary
 from asyncgrpo.orchestrator import Orchestrator
 from asyncgrpo.preflight import Job, prepare
+from asyncgrpo.runtime import run_on_loop
 from asyncgrpo.session import open_session, prove_weights
 
 logger = logging.getLogger(__name__)
@@ -67,7 +68,7 @@ def run_job(
         stack.enter_context(setup_logging(folder.log_file, job.config.observe.log_level))
         progress = stack.enter_context(Progress(job.total_steps))
         try:
-            outcome = asyncio.run(_run(job, forecast, folder, progress, engine_module, on_start))
+            outcome = run_on_loop(_run(job, forecast, folder, progress, engine_module, on_start))
         except AsyncGRPOError:
             logger.info("the run failed", exc_info=True)  # for the log file; the caller shows the one line
             raise

@@ -39,7 +39,9 @@ from asyncgrpo.observe.logs import log_context
 from asyncgrpo.observe.metrics import StepRecord
 from asyncgrpo.observe.reuse import ReuseMeter
 from asyncgrpo.observe.steps import StepMeasures, step_record
+from asyncgrpo.rewards.decoding import decoder_of
 from asyncgrpo.rewards.functions import score_group
+from asyncgrpo.runtime import collector_spared
 from asyncgrpo.session import Session
 from asyncgrpo.types import Batch, Completion, Group, Prompt, Sample, Snapshot, StepReport
 
@@ -71,6 +73,7 @@ class Orchestrator:
         self.batches = StepBatches(config, {function.name: function.weight for function in session.job.rewards})
         self.reuse = ReuseMeter(config.training.num_iterations)
         self.meter = StepMeter(session, self.buffer.contract)
+        self._text_of = decoder_of(session.job.tokenizer)
         session.metrics.buffer_groups.set_function(lambda: self.buffer.contract.buffered)
         session.metrics.buffer_slots_held.set_function(lambda: self.buffer.contract.slots_held)
         self.steps_done = 0
@@ -84,7 +87,8 @@ class Orchestrator:
         self.session.progress.watch(self._describe)
         await self.meter.start()
         services = self.session.learner.watch(), self.session.supervisor.run()
-        await run_until(self._steps(), self._admissions(), *services)
+        with collector_spared():
+            await run_until(self._steps(), self._admissions(), *services)
         await self.buffer.drain()
         self._count_drops()
         left = self.buffer.collect_untrained()
@@ -134,9 +138,8 @@ class Orchestrator:
             self.session.generation_time.enter("idle")
 
     async def _score(self, prompt: Prompt, completions: Sequence[Completion]) -> list[Sample]:
-        job = self.session.job
-        texts = [job.tokenizer.decode(completion.token_ids, skip_special_tokens=True) for completion in completions]
-        return await score_group(job.rewards, prompt, completions, texts)
+        texts = [self._text_of(completion.token_ids) for completion in completions]
+        return await score_group(self.session.job.rewards, prompt, completions, texts)
 
     async def _failed(self, group_id: int, prompt_id: str, error: EngineError | GroupUnscored) -> None:
         """The prompt of a failed group comes again, if not for ever. Many failures in a row are no accident: stop."""

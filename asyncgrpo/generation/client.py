@@ -19,7 +19,7 @@ import msgspec
 
 from asyncgrpo.config import RunConfig
 from asyncgrpo.errors import EngineError, EngineUnavailable
-from asyncgrpo.generation.http import ConnectFailed, Http
+from asyncgrpo.generation.http import ConnectFailed, Http, tls_of
 from asyncgrpo.generation.load import EngineLoad, generated_tokens, parse_load
 from asyncgrpo.generation.request import GENERATE, refusal, sampling_params
 from asyncgrpo.generation.response import Request, excerpt, parse_completion
@@ -54,9 +54,12 @@ class EngineClient:
         self._encoder = msgspec.json.Encoder()
 
     async def __aenter__(self) -> Self:
-        self._requests = Http(self.url, keepalive=KEEPALIVE_SECONDS)
+        tls = tls_of(self.url)
+        self._requests = Http(self.url, keepalive=KEEPALIVE_SECONDS, tls=tls)
         # A server closes the connection after an unhandled error: control calls never share one.
-        self._control = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0, force_close=True))
+        self._control = aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(limit=0, force_close=True, ssl=tls or True)
+        )
         return self
 
     async def __aexit__(

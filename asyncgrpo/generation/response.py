@@ -196,7 +196,8 @@ def _logprobs(choice: _Choice, token_ids: Sequence[int]) -> np.ndarray:
         position = next(i for i, entry in enumerate(entries) if entry.token_id != token_ids[i])
         other = entries[position].token_id
         raise _Invalid(f"token {token_ids[position]} at position {position} with the log-probability of {other}")
-    values = np.array([entry.logprob for entry in entries], dtype=np.float32)  # null becomes NaN
+    found = [math.nan if entry.logprob is None else entry.logprob for entry in entries]
+    values = np.fromiter(found, np.float32, len(found))
     if not (values.min() > ABSENT and values.max() <= ROUNDING):  # so written, it is true of NaN as well
         _refuse_logprobs(entries, values)
     return values

@@ -1,7 +1,8 @@
 """Where user code runs: never on the orchestrator's event loop, and never in a thread that can hold up the exit.
 
 A function that hangs cannot be stopped in Python. Its thread is a daemon and is left behind; the pools of the standard
-library would instead wait for it when the process ends.
+library would instead wait for it when the process ends. A thread that has returned takes the next call: to start one
+holds up the event loop until it runs.
 """
 
 from __future__ import annotations
@@ -10,15 +11,17 @@ import asyncio
 import contextvars
 import functools
 import inspect
+import os
 import threading
 from collections.abc import Awaitable, Callable
+from queue import SimpleQueue
 from typing import Any
 
 from asyncgrpo.rewards.texts import said
 
 
 async def call_in_thread(function: Callable[[], Any]) -> Any:
-    """Run `function` in a thread of its own; return its result or raise its exception.
+    """Run `function` in a thread that does nothing else meanwhile; return its result or raise its exception.
 
     Cancelling the wait leaves the thread behind. Whatever is no Exception, as SystemExit, is raised as RuntimeError.
     """
@@ -43,7 +46,8 @@ async def call_in_thread(function: Callable[[], Any]) -> Any:
         except RuntimeError:  # the loop is closed: nobody waits any more
             close_unstarted(result)
 
-    threading.Thread(target=run, name="reward", daemon=True).start()
+    worker = _idle.pop() if _idle else _Worker()
+    worker.put(run)
     return _unpack(*await done)
 
 
@@ -65,6 +69,28 @@ async def await_aside(awaitable: Awaitable[Any]) -> Any:
         return _unpack(*await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(outcome(), loop)))
     finally:
         loop.call_soon_threadsafe(close_unstarted, awaitable)
+
+
+class _Worker:
+    """A thread that does one job after the other."""
+
+    def __init__(self) -> None:
+        self._jobs: SimpleQueue[Callable[[], None]] = SimpleQueue()
+        threading.Thread(target=self._work, name="reward", daemon=True).start()
+
+    def put(self, job: Callable[[], None]) -> None:
+        """Only for one that is idle."""
+        self._jobs.put(job)
+
+    def _work(self) -> None:
+        while True:
+            self._jobs.get()()
+            _idle.append(self)
+
+
+_idle: list[_Worker] = []
+"""The one that was busy last is last: as many are in use as calls run at once."""
+os.register_at_fork(after_in_child=_idle.clear)  # a forked process has none of the threads
 
 
 def close_unstarted(result: Any) -> None:

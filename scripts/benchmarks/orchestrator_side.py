@@ -10,6 +10,7 @@ import asyncio
 import cProfile
 import io
 import json
+import math
 import os
 import pstats
 import random
@@ -25,7 +26,7 @@ from typing import Any
 
 import numpy as np
 import psutil
-from canned_engine import answer
+from canned_engine import VOCAB, answer
 from shared import Figures, print_figures
 
 from asyncgrpo.config import RunConfig
@@ -42,6 +43,7 @@ from asyncgrpo.observe.timing import TimeAccount
 from asyncgrpo.orchestrator import Orchestrator
 from asyncgrpo.preflight import Job, prepare
 from asyncgrpo.rewards.functions import from_callables
+from asyncgrpo.runtime import run_on_loop
 from asyncgrpo.session import Session
 from asyncgrpo.testing.tiny import make_tokenizer
 from asyncgrpo.types import Batch, Snapshot, StepReport
@@ -68,6 +70,8 @@ class Load:
     core: int | None = None
     """The orchestrator's; its engines have the others."""
     save_rollouts: bool = False
+    seconds: float = 600.0
+    """After which a measurement ends with fewer samples."""
     profile: str | None = None
 
 
@@ -131,8 +135,8 @@ def run_config(load: Load, model: Path, folder: Path) -> RunConfig:
 
 
 @contextmanager
-def canned_engines(load: Load) -> Iterator[list[str]]:
-    """URLs of engines in processes of their own."""
+def canned_engines(load: Load) -> Iterator[tuple[list[str], list[psutil.Process]]]:
+    """URLs and processes of engines."""
     others = sorted(os.sched_getaffinity(0) - {load.core}) if load.core is not None else None
     command = [sys.executable, str(Path(__file__).with_name("canned_engine.py")), "--tokens", str(load.tokens)]
     if load.rate is not None:
@@ -142,7 +146,8 @@ def canned_engines(load: Load) -> Iterator[list[str]]:
         for process in processes:
             if others:
                 os.sched_setaffinity(process.pid, others)
-        yield [process.stdout.readline().strip() for process in processes if process.stdout is not None]
+        urls = [process.stdout.readline().strip() for process in processes if process.stdout is not None]
+        yield urls, [psutil.Process(process.pid) for process in processes]
     finally:
         for process in processes:
             process.kill()
@@ -203,7 +208,7 @@ class EngineClients:
 
 
 def measure(load: Load) -> Figures:
-    with tempfile.TemporaryDirectory() as scratch, canned_engines(load) as urls:
+    with tempfile.TemporaryDirectory() as scratch, canned_engines(load) as (urls, engines):
         model = Path(scratch) / "model"
         make_tokenizer().save_pretrained(model)
         (model / "config.json").write_text(json.dumps({"vocab_size": 272, "max_position_embeddings": 8192}))
@@ -214,12 +219,14 @@ def measure(load: Load) -> Figures:
         if load.core is not None:
             os.sched_setaffinity(0, {load.core})  # of every thread started from now on
         with RunFolder.create(config.run.output_dir) as folder:
-            return asyncio.run(run(load, job, folder, urls))
+            return run_on_loop(run(load, job, folder, urls, engines))
 
 
-async def run(load: Load, job: Job, folder: RunFolder, urls: Sequence[str]) -> Figures:
+async def run(
+    load: Load, job: Job, folder: RunFolder, urls: Sequence[str], engines: Sequence[psutil.Process]
+) -> Figures:
     async with session_of(job, folder, urls) as session:
-        return await observe(load, session)
+        return await observe(load, session, engines)
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,25 +235,28 @@ class Mark:
 
     wall: float
     cpu: float
+    """Of all threads of this process."""
+    engines_cpu: float
     samples: int
 
     @classmethod
-    def now(cls, learner: NoLearner) -> Mark:
-        return cls(time.monotonic(), time.process_time(), learner.trained)
+    def now(cls, learner: NoLearner, engines: Sequence[psutil.Process]) -> Mark:
+        times = [engine.cpu_times() for engine in engines]
+        return cls(time.monotonic(), time.process_time(), sum(t.user + t.system for t in times), learner.trained)
 
 
-async def observe(load: Load, session: Session) -> Figures:
+async def observe(load: Load, session: Session, engines: Sequence[psutil.Process]) -> Figures:
     """Figures begin when all slots have been trained once, at least a tenth of the samples, and end with the last."""
     orchestrator, learner = Orchestrator(session), session.learner
     assert isinstance(learner, NoLearner)
     running = asyncio.ensure_future(orchestrator.run())
     await reached(max(load.in_flight, load.samples // 10), learner, running, Looks())
-    looks, start = Looks(), Mark.now(learner)
+    looks, start = Looks(), Mark.now(learner, engines)
     profiler = cProfile.Profile()
     if load.profile:
         profiler.enable()
-    await reached(start.samples + load.samples, learner, running, looks)
-    end = Mark.now(learner)
+    await reached(start.samples + load.samples, learner, running, looks, load.seconds)
+    end = Mark.now(learner, engines)
     profiler.disable()
     running.cancel()
     await asyncio.wait({running})
@@ -263,16 +273,24 @@ class Looks:
     yardsticks: list[float] = field(default_factory=list)
     resident: list[int] = field(default_factory=list)
 
+    def look(self) -> None:
+        self.yardsticks.append(yardstick())
+        self.resident.append(resident_bytes())
+
     def grown(self) -> float:
         """Bytes from the first quarter's median to the last's: how many answers are half read varies all the time."""
         quarter = max(1, len(self.resident) // 4)
         return float(np.median(self.resident[-quarter:]) - np.median(self.resident[:quarter]))
 
 
-async def reached(samples: int, learner: NoLearner, running: asyncio.Future[None], looks: Looks) -> None:
-    """Wait until so many have been trained; meanwhile note how late the event loop is, and how fast the machine."""
-    measured = time.monotonic()
-    while learner.trained < samples:
+async def reached(
+    samples: int, learner: NoLearner, running: asyncio.Future[None], looks: Looks, seconds: float = math.inf
+) -> None:
+    """Wait until so many have been trained, or as long, but for one step at least. Note meanwhile how late the event
+    loop is, and how fast the machine."""
+    started, before = time.monotonic(), learner.trained
+    measured = started
+    while learner.trained < samples and (time.monotonic() - started < seconds or learner.trained == before):
         if running.done():
             running.result()
             raise RuntimeError("the run ended early")
@@ -280,9 +298,9 @@ async def reached(samples: int, learner: NoLearner, running: asyncio.Future[None
         await asyncio.sleep(TICK_SECONDS)
         looks.delays.append(time.monotonic() - due)
         if time.monotonic() - measured > YARDSTICK_SECONDS:
-            looks.yardsticks.append(yardstick())
-            looks.resident.append(resident_bytes())
+            looks.look()
             measured = time.monotonic()
+    looks.look()  # a short one has no other
 
 
 def yardstick() -> float:
@@ -292,7 +310,7 @@ def yardstick() -> float:
     return time.thread_time() - started
 
 
-_ANSWER = b"run:1".join(answer(512, 250, random.Random(0)))
+_ANSWER = b"run:1".join(answer(512, VOCAB, random.Random(0)))
 _REQUEST = Request(engine="e", incarnation="run", max_tokens=512, vocab_size=250, started_at=0.0)
 
 
@@ -305,11 +323,12 @@ def figures(load: Load, start: Mark, end: Mark, looks: Looks) -> Figures:
         "completions_per_second": samples / seconds,
         "cpu_seconds_per_sample": cpu / samples,
         "core_ratio": cpu / seconds,
-        "yardstick_seconds": float(np.median(looks.yardsticks)) if looks.yardsticks else None,
+        "engines_core_ratio": (end.engines_cpu - start.engines_cpu) / seconds,
+        "yardstick_seconds": float(np.median(looks.yardsticks)),
         "loop_delay_p50_seconds": float(np.quantile(looks.delays, 0.5)),
         "loop_delay_p99_seconds": float(np.quantile(looks.delays, 0.99)),
         "loop_delay_max_seconds": max(looks.delays),
-        "rss_growth_mib": looks.grown() / 2**20 if looks.resident else None,
+        "rss_growth_mib": looks.grown() / 2**20,
     }
 
 

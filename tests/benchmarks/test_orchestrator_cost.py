@@ -2,6 +2,8 @@
 
 import json
 import random
+import subprocess
+import sys
 
 import orchestrator
 import orchestrator_side
@@ -24,6 +26,26 @@ def test_a_run_goes_through_the_real_orchestrator() -> None:
     assert figures["in_flight"] == 64
     assert 256 <= figures["samples"] < 512
     assert figures["cpu_seconds_per_sample"] > 0.0
+    assert figures["engines_core_ratio"] > 0.0
+
+
+@pytest.mark.slow
+def test_the_script_ends_with_its_figures() -> None:
+    command = [sys.executable, orchestrator.__file__, "--in-flight", "64", "--samples", "128"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=900)
+    assert done.returncode == 0, done.stderr
+    figures = json.loads(done.stdout.splitlines()[-1])
+    assert figures["completions_per_second"] > 0.0
+    assert figures["completions_per_core_second"] > 0.0
+    assert figures["loop_delay_p99_seconds"] > 0.0
+    assert figures["rss_growth_mib"] is not None
+    assert [*figures["cpu_seconds_per_sample"]] == ["64"]
+    assert done.stderr.splitlines()[0] == "128 samples, 64 in flight …"
+
+
+def test_a_measurement_on_a_slow_machine_ends_with_fewer_samples() -> None:
+    load = orchestrator_side.Load(in_flight=64, samples=4096, groups_per_step=4, tokens=16, rate=200.0, seconds=0.1)
+    assert 32 <= orchestrator_side.measure(load)["samples"] < 1024
 
 
 def test_the_last_line_is_the_figures(capsys: pytest.CaptureFixture[str]) -> None:
@@ -33,6 +55,7 @@ def test_the_last_line_is_the_figures(capsys: pytest.CaptureFixture[str]) -> Non
             "samples": load["samples"],
             "completions_per_second": 1600.0,
             "core_ratio": 1.0,
+            "engines_core_ratio": 0.4,
             "cpu_seconds_per_sample": 0.0006,
             "yardstick_seconds": 0.0002,
             "loop_delay_p50_seconds": 0.001,

@@ -1,12 +1,19 @@
 """The small HTTP client against a server that sends what it is told, byte for byte."""
 
 import asyncio
+import ssl
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 import pytest
+import uvloop
 
-from asyncgrpo.generation.http import ConnectFailed, Http
+from asyncgrpo.config import RunConfig
+from asyncgrpo.errors import EngineUnavailable
+from asyncgrpo.generation.client import EngineClient
+from asyncgrpo.generation.http import ConnectFailed, Http, tls_of
+from asyncgrpo.runtime import run_on_loop
 
 OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nhi"
 CLOSE = b""
@@ -45,10 +52,12 @@ async def served(
     *answers: Sequence[bytes],
     url: Callable[[int], str] = lambda port: f"http://127.0.0.1:{port}",
     keepalive: float = 3.0,
+    certificate: ssl.SSLContext | None = None,
 ) -> AsyncIterator[tuple[Server, Http]]:
     server = Server(answers)
-    listener = await asyncio.start_server(server.serve, "127.0.0.1", 0)
-    http = Http(url(listener.sockets[0].getsockname()[1]), keepalive=keepalive)
+    listener = await asyncio.start_server(server.serve, "127.0.0.1", 0, ssl=certificate)
+    address = url(listener.sockets[0].getsockname()[1])
+    http = Http(address, keepalive=keepalive, tls=tls_of(address))
     async with asyncio.timeout(10):
         try:
             yield server, http
@@ -142,7 +151,10 @@ BROKEN: list[Sequence[bytes]] = [
     [b"HTTP/1.1 200 OK\r\nContent-Le", CLOSE],
     [b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nabc", CLOSE],
     [b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n", CLOSE],
-    [b"SSH-2.0-OpenSSH\r\n\r\n"],
+    [b"SSH-2.0-OpenSSH\r\n"],
+    [b"HTTP/1.1 200 OK\r\nX: " + b"x" * 100_000],
+    [b"HTTP/1.1 100 Continue\r\n\r\n", CLOSE],
+    [b"HTTP/1.1 200 OK\r\nContent-Length: -1\r\n\r\nhi"],
     [b"HTTP/1.1 200 OK\r\nContent-Length: many\r\n\r\n"],
     [b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n"],
 ]
@@ -172,3 +184,65 @@ async def test_whoever_stops_waiting_hangs_up() -> None:
         waiting.cancel()
         await server.hung_up.wait()
         assert await post(http) == (200, b"hi")
+
+
+async def test_the_server_that_says_more_than_it_was_asked_is_connected_to_anew() -> None:
+    async with served([OK + OK], [OK]) as (server, http):
+        assert await post(http) == (200, b"hi")
+        assert await post(http) == (200, b"hi")
+        assert server.connections == 2
+
+
+CERTIFICATE = Path(__file__).with_name("self_signed.pem")
+"""For localhost, with its key, which is no secret: it was made for these tests."""
+
+
+def encrypted(port: int) -> str:
+    return f"https://localhost:{port}"
+
+
+def server_certificate() -> ssl.SSLContext:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(CERTIFICATE)
+    return context
+
+
+@pytest.fixture
+def trusted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The certificate is the machine's own authority."""
+    monkeypatch.setenv("SSL_CERT_FILE", str(CERTIFICATE))
+
+
+@pytest.mark.usefixtures("trusted")
+@pytest.mark.parametrize("run", [asyncio.run, run_on_loop])
+def test_https_is_spoken_with_who_is_trusted(run: Callable[..., None]) -> None:
+    async def exchange() -> None:
+        answer = [b"HTTP/1.1 200 OK\r\nContent-Length: 100000\r\n\r\n", LONG]
+        async with served(answer, [OK], url=encrypted, certificate=server_certificate()) as (server, http):
+            assert await post(http, b"x" * 200_000) == (200, LONG)
+            assert await post(http) == (200, b"hi")
+            assert server.connections == 1
+            assert len(server.requests[0]) > 200_000
+            assert isinstance(asyncio.get_running_loop(), uvloop.Loop) == (run is run_on_loop)
+
+    run(exchange())
+
+
+async def test_https_is_not_spoken_with_anybody_else() -> None:
+    async with served([OK], url=encrypted, certificate=server_certificate()) as (server, http):
+        with pytest.raises(ConnectFailed, match="certificate verify failed"):
+            await post(http)
+        assert server.requests == []
+
+
+@pytest.mark.usefixtures("trusted")
+async def test_control_calls_and_requests_trust_the_same_certificates() -> None:
+    refusal = [b"HTTP/1.1 503 Busy\r\nContent-Length: 4\r\n\r\nbusy"]
+    health = [b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}", CLOSE]
+    async with served(health, refusal, url=encrypted, certificate=server_certificate()) as (server, http):
+        url = f"https://localhost:{http.port}"
+        async with EngineClient(url, "e0", RunConfig(), "1") as client:
+            await client.resume()
+            with pytest.raises(EngineUnavailable, match="answered 503 at https://localhost"):
+                await client.generate((1, 2), "id")
+    assert [request.split(b" ")[1] for request in server.requests] == [b"/resume", b"/inference/v1/generate"]

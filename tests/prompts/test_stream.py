@@ -165,3 +165,30 @@ def test_no_tokenizer_to_load(path: str, message: str) -> None:
 def test_a_folder_without_a_tokenizer(tmp_path: Any) -> None:
     with pytest.raises(ConfigError, match="no tokenizer"):
         load_tokenizer(RunConfig.model_validate({"model": {"path": str(tmp_path)}}))
+
+
+class Asked:
+    """Rows that know which reads there were."""
+
+    def __init__(self, rows: Any) -> None:
+        self.rows, self.column_names = rows, rows.column_names
+        self.reads: list[Any] = []
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, key: Any) -> Any:
+        self.reads.append(key)
+        return self.rows[key]
+
+
+def test_rows_are_read_many_at_once_and_each_is_handed_out_once() -> None:
+    config = RunConfig.model_validate({"data": {"shuffle_dataset": False}})
+    rows = Asked(load_rows(config, [{"prompt": f"p{i}", "answer": [i]} for i in range(40)]))
+    prompts = PromptStream(rows, TOKENIZER, config)
+    rows.reads.clear()
+    [peeked] = prompts.peek(1)
+    peeked.columns["answer"].append("changed by a reward function")
+    found = [prompts.next() for _ in range(80)]
+    assert [prompt.columns for prompt in found] == 2 * [{"answer": [i]} for i in range(40)]
+    assert [len(read) for read in rows.reads] == [32, 32, 8, 32, 8]

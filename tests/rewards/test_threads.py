@@ -72,3 +72,19 @@ async def test_what_would_end_more_than_the_call_is_a_runtime_error(error: BaseE
 def test_a_hanging_call_does_not_hold_up_the_exit() -> None:
     done = subprocess.run([sys.executable, "-c", HANGS_AT_EXIT], capture_output=True, text=True, timeout=30)
     assert (done.returncode, done.stdout, done.stderr) == (0, "given up\n", "")
+
+
+async def test_a_thread_that_has_returned_takes_the_next_call_and_no_call_waits_for_another() -> None:
+    both = threading.Barrier(2)
+
+    def meet() -> threading.Thread:
+        both.wait(5)  # so both run at once
+        return threading.current_thread()
+
+    async with asyncio.timeout(10):
+        first, second = await asyncio.gather(call_in_thread(meet), call_in_thread(meet))
+        assert first is not second
+        await asyncio.sleep(0.2)  # their results are there a moment before they are free
+        threads = threading.active_count()
+        assert await call_in_thread(threading.current_thread) in (first, second)
+        assert threading.active_count() == threads
