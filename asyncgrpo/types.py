@@ -227,6 +227,18 @@ class StepReport:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Resumed:
+    """What the learner says of a checkpoint that it has taken over."""
+
+    version: int
+    """Policy version it has now."""
+    updates: int
+    """Optimiser updates made since the run started."""
+    remarks: tuple[str, ...] = ()
+    """What will not be exactly as in a run that never stopped, and why."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Snapshot:
     """One immutable set of weights that engines can load."""
 

@@ -28,9 +28,10 @@ from asyncgrpo.learning.model import load
 from asyncgrpo.learning.perturbation import perturbed
 from asyncgrpo.learning.replayed_baseline import shifts_baseline
 from asyncgrpo.learning.report import Stopwatch, step_metrics
+from asyncgrpo.learning.resume import Resumable
 from asyncgrpo.learning.snapshot import write_safetensors
 from asyncgrpo.learning.updates import Updates
-from asyncgrpo.types import Batch, Snapshot, StepReport
+from asyncgrpo.types import Batch, Resumed, Snapshot, StepReport
 
 logger = logging.getLogger(__name__)
 
@@ -53,6 +54,7 @@ class Learner:
         self._device = torch.device(device)
         self._loaded = load(config, self._device)
         self._updates = Updates(self._loaded, config, self._device, world_size)
+        self._resumable = Resumable(self._loaded, self._updates, config, self._device, rank, world_size)
 
     def train(self, shard: Shard) -> StepReport:
         """Take one step with this rank's shard.
@@ -127,6 +129,28 @@ class Learner:
     def save_model(self, directory: str) -> None:
         """Save the model in Hugging Face format, adapters merged. The tokenizer is the orchestrator's to save."""
         self._loaded.model.save_pretrained(directory, state_dict=dict(merged_state(self._loaded.model)))
+
+    def save(self, directory: str) -> int:
+        """Write this rank's part of a checkpoint into `directory`, which ranks share; returns its bytes.
+
+        `checkpoint` says what it holds. Raises LearnerError if the disk refuses; the learner is as before.
+        """
+        return self._resumable.save(directory, self.version)
+
+    def load(self, directory: str, version: int | None = None) -> Resumed:
+        """Go on from a checkpoint, on as many ranks exactly as if there had been no stop. Every rank must load it.
+
+        Args:
+            version: What it must be of, if given.
+
+        Raises LearnerError if it is not whole, or not of this model and these adapters; weights are as before.
+        """
+        resumed = self._resumable.load(directory, version)
+        self.version = resumed.version
+        for remark in resumed.remarks:
+            logger.warning("%s: %s", directory, remark)
+        logger.info("version %d taken over from %s, %d updates", resumed.version, directory, resumed.updates)
+        return resumed
 
     def _minibatch(self, shard: Shard, members: np.ndarray) -> list[MicroBatch]:
         """Micro-batches; those without a gradient come first, and the last one has a backward pass, on every rank."""

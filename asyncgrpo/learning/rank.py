@@ -114,6 +114,10 @@ def dispatch(learner: Learner, request: Message) -> Message:
         case "save_model":
             learner.save_model(arguments["directory"])
             return Message("ok")
+        case "save":
+            return Message("ok", {"bytes": learner.save(arguments["directory"])})
+        case "load":
+            return protocol.encode_resumed(learner.load(arguments["directory"], arguments["version"]))
         case "run":
             module, _, name = arguments["function"].partition(":")
             getattr(importlib.import_module(module), name)(learner, **arguments["keywords"])

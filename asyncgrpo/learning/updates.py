@@ -59,18 +59,20 @@ class Updates:
         self._staleness_values = min(_oldest_trained(config) + 1, MOST_STALENESS_VALUES)
         self._objective = build_objective(config.objective, self._staleness_values)
         self._parameters = [parameter for parameter in self.policy.parameters() if parameter.requires_grad]
-        self._optimiser = build_optimiser(self._parameters, config.training)
-        self._schedule = build_schedule(self._optimiser, config.training)
+        self.optimiser = build_optimiser(self._parameters, config.training)
+        self.schedule = build_schedule(self.optimiser, config.training)
         # Not for one rank: accelerate would join whatever process group the environment names.
         self._accelerator = self._across_ranks() if world_size > 1 else None
         self._distributed = self._accelerator.prepare_model(self.policy) if self._accelerator else self.policy
+        self.skipped_in_a_row = 0
+        """Updates skipped since the last one that was made."""
         # Dropout is on in backward passes only: neither anchors nor statistics should have it.
         self._is_noisy = config.lora.lora_r > 0 and config.lora.lora_dropout > 0
 
     @property
     def learning_rate(self) -> float:
         """Of the next update."""
-        return float(self._schedule.get_last_lr()[0])
+        return float(self.schedule.get_last_lr()[0])
 
     def step(self, batch: Batch, minibatches: Sequence[Sequence[MicroBatch]], watch: Stopwatch) -> list[Update]:
         """All updates of a step, over the `minibatches` of this rank's `batch` that any rank trains a token of.
@@ -134,9 +136,9 @@ class Updates:
         with watch.part("optimiser"):
             norm = float(clip_grad_norm_(self._parameters, self._config.training.max_grad_norm))
             self._check_finite(counts.total("loss"), norm, done)
-            self._optimiser.step()
-            self._schedule.step()
-            self._optimiser.zero_grad(set_to_none=True)
+            self.optimiser.step()
+            self.schedule.step()
+            self.optimiser.zero_grad(set_to_none=True)
         return Update(counts=counts, grad_norm=norm, learning_rate=learning_rate)
 
     @torch.no_grad()
@@ -210,7 +212,7 @@ class Updates:
         # The norm is the same on every rank, the loss is each one's own: all must agree to go on.
         if not any_over_ranks(not (math.isfinite(loss) and math.isfinite(norm)), self._device):
             return
-        self._optimiser.zero_grad(set_to_none=True)
+        self.optimiser.zero_grad(set_to_none=True)
         total = sum_over_ranks(loss, self._device)  # the first rank to fail is the one that is heard
         raise LearnerError(
             f"update {done + 1}: loss is {total}, gradient norm is {norm}; lower training.learning_rate, and look for "

@@ -231,9 +231,9 @@ def test_every_staleness_has_its_metrics(tied_model: Path) -> None:
 
 def test_weight_decay_leaves_vectors_alone(tied_model: Path) -> None:
     updates = Learner(make_config(str(tied_model), training={"weight_decay": 0.1}), "cpu")._updates
-    for group in updates._optimiser.param_groups:
+    for group in updates.optimiser.param_groups:
         assert {p.ndim >= 2 for p in group["params"]} == {group["weight_decay"] > 0}
-    assert sum(len(group["params"]) for group in updates._optimiser.param_groups) == len(updates._parameters)
+    assert sum(len(group["params"]) for group in updates.optimiser.param_groups) == len(updates._parameters)
 
 
 @pytest.mark.parametrize("name", RECIPES)
