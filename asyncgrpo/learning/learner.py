@@ -59,8 +59,9 @@ class Learner:
     def train(self, shard: Shard) -> StepReport:
         """Take one step with this rank's shard.
 
-        Raises LearnerError if the batch is for another version, if a loss or gradient is not finite, or for want of
-        memory; the weights are then as before the failing update.
+        Updates whose loss or gradient is not finite are skipped and reported. Raises LearnerError if the batch is for
+        another version, if more than `training.max_skipped_updates` in a row are skipped, or for want of memory; the
+        weights are then as before the failing update.
         """
         if shard.batch.version != self.version:
             raise LearnerError(f"a batch for version {shard.batch.version} reached a learner at version {self.version}")
@@ -68,9 +69,9 @@ class Learner:
         learning_rate = self._updates.learning_rate
         trained = [index for index, sizes in enumerate(shard.sizes) if sizes.tokens]
         with watch.part("total"):
-            minibatches = [self._minibatch(shard, shard.members(index)) for index in trained]
+            minibatches = {index: self._minibatch(shard, shard.members(index)) for index in trained}
             try:
-                updates = self._updates.step(shard.batch, minibatches, watch)
+                updates, skipped = self._updates.step(shard.batch, minibatches, watch)
             except LearnerError as error:
                 raise LearnerError(f"step {self.version}, {error}") from error
             except torch.OutOfMemoryError as error:
@@ -84,11 +85,14 @@ class Learner:
             updates,
             shard.sizes,
             updates_planned=self.config.training.num_iterations * len(shard.sizes),
+            updates_skipped=len(skipped),
             learning_rate=learning_rate,
             has_reference=self.config.objective.beta > 0,
         )
         logger.info("version %d: loss %.6g, %d updates", self.version, metrics["loss"], len(updates))
-        return StepReport(version=self.version, metrics=metrics, seconds=watch.seconds)
+        for update in skipped:
+            logger.warning("version %d: skipped, not finite: %s", self.version, update)
+        return StepReport(version=self.version, metrics=metrics, seconds=watch.seconds, skipped=tuple(skipped))
 
     def score(
         self, sequences: Sequence[tuple[Sequence[int], Sequence[int]]], perturbation: int | None = None

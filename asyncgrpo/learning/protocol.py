@@ -14,7 +14,7 @@ import numpy as np
 
 from asyncgrpo.learning.batching import Shard, Sizes
 from asyncgrpo.learning.wire import Message
-from asyncgrpo.types import Batch, Resumed, Snapshot, StepReport
+from asyncgrpo.types import Batch, Resumed, SkippedUpdate, Snapshot, StepReport
 
 Sequences = Sequence[tuple[Sequence[int], Sequence[int]]]
 """(prompt, completion) token ids."""
@@ -43,7 +43,9 @@ def encode_report(report: StepReport) -> Message:
 
 
 def decode_report(message: Message) -> StepReport:
-    return StepReport(**_without_call(message))
+    arguments = _without_call(message)
+    skipped = tuple(SkippedUpdate(**each) for each in arguments.pop("skipped"))
+    return StepReport(**arguments, skipped=skipped)
 
 
 def encode_score(sequences: Sequences, perturbation: int | None) -> Message:
