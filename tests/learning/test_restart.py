@@ -146,7 +146,7 @@ from asyncgrpo.learning.rank import build_learner
 from asyncgrpo.learning.learner import Learner
 from asyncgrpo.config import RunConfig
 model, folder, rank = sys.argv[1], sys.argv[2], int(sys.argv[3])
-combinations = [(t, s, p) for t in TRAINED for s in SCHEDULES for p in PRECISIONS]
+combinations = [(t, s, p) for t in TRAINED for s in SCHEDULES for p in ("fp32", "autocast")]
 first = True
 for trained, schedule, precision in combinations:
     case = f"{folder}/{trained}-{schedule}-{precision}"
@@ -174,7 +174,7 @@ for trained, schedule, precision in combinations:
 async def test_two_ranks_resume_to_the_last_bit(tied_model: Path, tmp_path: Path) -> None:
     environment = {**os.environ, "PYTHONPATH": f"{HERE}:{os.environ.get('PYTHONPATH', '')}", "GLOO_SOCKET_IFNAME": "lo"}
     command = [sys.executable, "-W", "ignore", "-c", RANK, str(tied_model), str(tmp_path)]
-    async with asyncio.timeout(DEADLINE):
+    async with asyncio.timeout(2 * DEADLINE):
         ranks = [
             await asyncio.create_subprocess_exec(
                 *command, str(rank), env=environment, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
@@ -187,5 +187,6 @@ async def test_two_ranks_resume_to_the_last_bit(tied_model: Path, tmp_path: Path
             for rank in ranks:
                 if rank.returncode is None:
                     rank.kill()
+                    await rank.wait()
     assert [rank.returncode for rank in ranks] == [0, 0], said
-    assert [len(out.splitlines()) for out, _ in said] == [len(TRAINED) * 2 * 3] * 2
+    assert [len(out.splitlines()) for out, _ in said] == [len(TRAINED) * 2 * 2] * 2
