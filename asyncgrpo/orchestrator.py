@@ -33,10 +33,10 @@ from asyncgrpo.buffer.contract import StalenessContract
 from asyncgrpo.concurrency import deadline, run_until
 from asyncgrpo.errors import EngineError, GroupUnscored, RewardError, StallError
 from asyncgrpo.generation.rollout import generate_group
+from asyncgrpo.guards import Guards
 from asyncgrpo.meter import StepMeter
 from asyncgrpo.observe.files import write_text
 from asyncgrpo.observe.logs import log_context
-from asyncgrpo.observe.metrics import StepRecord
 from asyncgrpo.observe.reuse import ReuseMeter
 from asyncgrpo.observe.steps import StepMeasures, step_record
 from asyncgrpo.rewards.decoding import decoder_of
@@ -46,9 +46,6 @@ from asyncgrpo.session import Session
 from asyncgrpo.types import Batch, Completion, Group, Prompt, Sample, Snapshot, StepReport
 
 logger = logging.getLogger(__name__)
-
-MISMATCH_NATS, MISMATCH_STEPS = 0.3, 3
-"""KL of behaviour from proximal policy, per token, that is warned of when it lasts; one large update may exceed it."""
 
 
 class Orchestrator:
@@ -74,12 +71,12 @@ class Orchestrator:
         self.reuse = ReuseMeter(config.training.num_iterations)
         self.meter = StepMeter(session, self.buffer.contract)
         self._text_of = decoder_of(session.job.tokenizer)
+        self.guards = Guards(config.guards)
         session.metrics.buffer_groups.set_function(lambda: self.buffer.contract.buffered)
         session.metrics.buffer_slots_held.set_function(lambda: self.buffer.contract.slots_held)
         self.steps_done = 0
         self._untrained: list[Untrained] = []  # since the last record
         self._counted: Counter[str] = Counter()  # by fate, as /metrics knows them
-        self._mismatches_in_a_row = 0
         self._failures_in_a_row: Counter[str] = Counter()  # by reason
 
     async def run(self) -> None:
@@ -243,7 +240,8 @@ class Orchestrator:
         flow = {**self.reuse.step(batch, len(self.batches.replay)), **self.books.fields()}
         record = step_record(step, groups, version, report, measures, flow)
         self.session.metrics.observe_step(record)
-        self._warn_of_mismatch(record)
+        for alarm in self.guards.after(record):
+            logger.warning("%s", alarm.message)
         self._count_drops()
         fresh = sum(len(group.samples) for group in groups)
 
@@ -255,19 +253,6 @@ class Orchestrator:
 
         await asyncio.to_thread(write)
         self.session.progress.step(record)
-
-    def _warn_of_mismatch(self, record: StepRecord) -> None:
-        """The probe proves publishes before the first step; later, an engine that ignores them shows here."""
-        divergence = record.get("policy_kl_nats/behaviour_current")  # the proximal policy may be the behaviour
-        is_large = isinstance(divergence, float) and divergence > MISMATCH_NATS
-        self._mismatches_in_a_row = self._mismatches_in_a_row + 1 if is_large else 0
-        if self._mismatches_in_a_row >= MISMATCH_STEPS:
-            logger.warning(
-                "step %s: engines and learner stay %.2f nats per token apart (KL of behaviour from current policy); "
-                "an engine may not load what is published, or the learning rate is too high",
-                record["step"],
-                divergence,
-            )
 
     def _count_drops(self) -> None:
         """Bring /metrics up to the fates the contract has given."""

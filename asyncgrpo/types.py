@@ -216,6 +216,19 @@ class Batch:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SkippedUpdate:
+    """An optimiser update that was not made, on any rank, because its loss or gradient is not finite."""
+
+    update: int
+    """Which of the step's, from 1."""
+    minibatch: int
+    """What it was made of: see `learning.batching.Shard.minibatch_of_sample`."""
+    loss: float
+    """Over all ranks."""
+    gradient_norm: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StepReport:
     """What the learner says of one step."""
 
@@ -224,6 +237,24 @@ class StepReport:
     metrics: Mapping[str, float]
     seconds: Mapping[str, float]
     """Wall-clock by part: `proximal`, `forward_backward`, `optimiser`, `total`."""
+    skipped: tuple[SkippedUpdate, ...] = ()
+
+    @property
+    def updates_skipped(self) -> int:
+        """Updates that were not made because a number was not finite."""
+        return len(self.skipped)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Resumed:
+    """What the learner says of a checkpoint that it has taken over."""
+
+    version: int
+    """Policy version it has now."""
+    updates: int
+    """Optimiser updates made since the run started."""
+    remarks: tuple[str, ...] = ()
+    """What will not be exactly as in a run that never stopped, and why."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

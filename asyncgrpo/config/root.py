@@ -8,6 +8,7 @@ from urllib.parse import urlsplit
 from pydantic import model_validator
 
 from asyncgrpo.config.devices import check_devices
+from asyncgrpo.config.guards import GuardsSection
 from asyncgrpo.config.objective import ObjectiveSection
 from asyncgrpo.config.objective_checks import check_objective
 from asyncgrpo.config.replay_checks import check_replay
@@ -47,6 +48,7 @@ class RunConfig(Section):
     training: TrainingSection = TrainingSection()
     learner: LearnerSection = LearnerSection()
     weights: WeightsSection = WeightsSection()
+    guards: GuardsSection = GuardsSection()
     observe: ObserveSection = ObserveSection()
 
     @property

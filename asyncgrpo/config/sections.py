@@ -225,6 +225,8 @@ class TrainingSection(Section):
     """Optimiser updates until the peak learning rate; fewer than the run has, and not with `constant`."""
     max_grad_norm: PositiveFloat = 1.0
     """Gradients are clipped to this global norm."""
+    max_skipped_updates: NonNegativeInt = 3
+    """Updates in a row that are skipped because loss or gradient is not finite; one more ends the run. 0: the first."""
     bf16: bool = False
     """Compute in bfloat16 (autocast); weights keep model.dtype."""
     cast_lm_head_to_fp32: bool = False

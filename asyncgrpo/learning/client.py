@@ -22,7 +22,7 @@ from asyncgrpo.learning import protocol
 from asyncgrpo.learning.batching import shards
 from asyncgrpo.learning.rank_handle import DRAIN_SECONDS, InlineRank, Rank, RankProcess
 from asyncgrpo.learning.wire import Message
-from asyncgrpo.types import Batch, Snapshot, StepReport
+from asyncgrpo.types import Batch, Resumed, Snapshot, StepReport
 
 Answer = TypeVar("Answer")
 
@@ -34,8 +34,8 @@ class LearnerClient:
     """All ranks of one learner.
 
     Every method raises LearnerError if a rank fails, ends or misses its deadline (with the rank's last log lines if it
-    has ended), and ConfigError for a setting that only the learner can check. After the failure of a step the learner
-    cannot be used any more; `stop` it.
+    has ended), and ConfigError for a setting that only the learner can check. After the failure of a step or a load the
+    learner cannot be used any more: `restart` it, or `stop` it.
 
     Args:
         log_dir: gets `learner-rank<N>.log` of each rank process.
@@ -46,6 +46,8 @@ class LearnerClient:
         self._log_dir = Path(log_dir)
         self._ranks: list[Rank] = []
         self._turn = asyncio.Lock()
+        self._is_whole = asyncio.Event()  # unless a restart is under way
+        self._is_whole.set()
         self._scratch: str | None = None
 
     @property
@@ -55,15 +57,53 @@ class LearnerClient:
 
     async def start(self) -> None:
         """Start all ranks; they load the model in parallel."""
-        if self._config.learner.mode == "inline":
-            self._ranks = [InlineRank(self._config)]
-        else:
-            self._ranks = list(self._processes())
         try:
-            await self._together([rank.start(self._config.learner.start_timeout) for rank in self._ranks])
+            await self._begin()
         except BaseException:
             await self.stop()
             raise
+
+    async def restart(self, directory: str | os.PathLike[str] | None, version: int | None = None) -> Resumed | None:
+        """End all ranks, whatever they are doing, and start them anew from a checkpoint; see `load`.
+
+        Ends them within seconds, and starts within `learner.start_timeout` for the model and as long for the
+        checkpoint. Calls under way fail with LearnerError. Whatever `run_in_rank` set up is gone. If it raises, no rank
+        is left; it may be tried again, with an older checkpoint.
+
+        Args:
+            directory: None starts from the initial model.
+        """
+        self._is_whole.clear()
+        try:
+            await self.stop()
+            async with self._turn:
+                await self._begin()
+                resumed = None if directory is None else await self._load(directory, version)
+        except BaseException:
+            await self.stop()
+            raise
+        finally:
+            self._is_whole.set()
+        return resumed
+
+    async def save(self, directory: str | os.PathLike[str]) -> int:
+        """Write the learner's part of a checkpoint into `directory`, which every rank must see; returns its bytes.
+
+        After a failure the learner is as before, and can be used; `directory` is then not to be.
+        """
+        async with self._turn:
+            message, timeout = Message("save", {"directory": str(directory)}), self._config.learner.step_timeout
+            answers = await self._together([rank.call(message, timeout) for rank in self._started()])
+        return sum(int(answer.arguments["bytes"]) for answer in answers)
+
+    async def load(self, directory: str | os.PathLike[str], version: int | None = None) -> Resumed:
+        """Go on from a checkpoint, on all ranks; see `Learner.load`. One that was refused may be followed by another.
+
+        Args:
+            version: What it must be of, if given.
+        """
+        async with self._turn:
+            return await self._load(directory, version)
 
     async def train(self, batch: Batch) -> StepReport:
         """Take one step with `batch`, cut into one shard per rank."""
@@ -90,17 +130,24 @@ class LearnerClient:
 
     async def watch(self) -> None:
         """Return never; raise LearnerError as soon as a rank's process ends, even if nobody has asked it anything."""
-        processes = [rank for rank in self._ranks if rank.pid is not None]
-        if not processes:
-            await asyncio.Event().wait()
-        while all(rank.failure is None for rank in processes):
-            ends = [asyncio.create_task(rank.ended(WATCH_SECONDS)) for rank in processes]
+        raise await self.death()
+
+    async def death(self) -> LearnerError:
+        """Wait until a rank's process ends by itself, and return why; what `restart` ends is not meant."""
+        while True:
+            await self._is_whole.wait()
+            ranks = [rank for rank in self._ranks if rank.pid is not None]
+            if not ranks:
+                await asyncio.Event().wait()
+            ends = [asyncio.create_task(rank.ended(WATCH_SECONDS)) for rank in ranks]
             try:
                 await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
             finally:
                 for end in ends:
                     end.cancel()
-        raise next(rank.failure for rank in processes if rank.failure is not None)
+            failures = [rank.failure for rank in ranks if rank.failure is not None]
+            if failures and self._is_whole.is_set() and ranks[0] in self._ranks:
+                return failures[0]
 
     async def run_in_rank(self, function: str, arguments: Mapping[str, Any]) -> None:
         """Call `module:function(learner, **arguments)` in rank 0; how a transport reaches the weights."""
@@ -114,12 +161,28 @@ class LearnerClient:
             if self._scratch is not None:
                 shutil.rmtree(self._scratch, ignore_errors=True)
 
-    async def _first(self, message: Message) -> Message:
-        """Ask rank 0: ranks hold the same weights."""
+    async def _begin(self) -> None:
+        if self._config.learner.mode == "inline":
+            self._ranks = [InlineRank(self._config)]
+        else:
+            self._ranks = list(self._processes())
+        await self._together([rank.start(self._config.learner.start_timeout) for rank in self._ranks])
+
+    async def _load(self, directory: str | os.PathLike[str], version: int | None) -> Resumed:
+        message = Message("load", {"directory": str(directory), "version": version})
+        timeout = self._config.learner.start_timeout
+        answers = await self._together([rank.call(message, timeout) for rank in self._started()])
+        return protocol.decode_resumed(answers[0])
+
+    def _started(self) -> Sequence[Rank]:
         if not self._ranks:
             raise LearnerError("the learner has not been started")
+        return self._ranks
+
+    async def _first(self, message: Message) -> Message:
+        """Ask rank 0: ranks hold the same weights."""
         async with self._turn:
-            return await self._ranks[0].call(message, self._config.learner.step_timeout)
+            return await self._started()[0].call(message, self._config.learner.step_timeout)
 
     async def _together(self, calls: Sequence[Coroutine[Any, Any, Answer]]) -> list[Answer]:
         """All answers, or the first failure: the other ranks may then wait in a collective for ever."""

@@ -28,9 +28,10 @@ from asyncgrpo.learning.model import load
 from asyncgrpo.learning.perturbation import perturbed
 from asyncgrpo.learning.replayed_baseline import shifts_baseline
 from asyncgrpo.learning.report import Stopwatch, step_metrics
+from asyncgrpo.learning.resume import Resumable
 from asyncgrpo.learning.snapshot import write_safetensors
 from asyncgrpo.learning.updates import Updates
-from asyncgrpo.types import Batch, Snapshot, StepReport
+from asyncgrpo.types import Batch, Resumed, Snapshot, StepReport
 
 logger = logging.getLogger(__name__)
 
@@ -53,12 +54,14 @@ class Learner:
         self._device = torch.device(device)
         self._loaded = load(config, self._device)
         self._updates = Updates(self._loaded, config, self._device, world_size)
+        self._resumable = Resumable(self._loaded, self._updates, config, self._device, rank, world_size)
 
     def train(self, shard: Shard) -> StepReport:
         """Take one step with this rank's shard.
 
-        Raises LearnerError if the batch is for another version, if a loss or gradient is not finite, or for want of
-        memory; the weights are then as before the failing update.
+        Updates whose loss or gradient is not finite are skipped and reported. Raises LearnerError if the batch is for
+        another version, if more than `training.max_skipped_updates` in a row are skipped, or for want of memory; the
+        weights are then as before the failing update.
         """
         if shard.batch.version != self.version:
             raise LearnerError(f"a batch for version {shard.batch.version} reached a learner at version {self.version}")
@@ -66,9 +69,9 @@ class Learner:
         learning_rate = self._updates.learning_rate
         trained = [index for index, sizes in enumerate(shard.sizes) if sizes.tokens]
         with watch.part("total"):
-            minibatches = [self._minibatch(shard, shard.members(index)) for index in trained]
+            minibatches = {index: self._minibatch(shard, shard.members(index)) for index in trained}
             try:
-                updates = self._updates.step(shard.batch, minibatches, watch)
+                updates, skipped = self._updates.step(shard.batch, minibatches, watch)
             except LearnerError as error:
                 raise LearnerError(f"step {self.version}, {error}") from error
             except torch.OutOfMemoryError as error:
@@ -82,11 +85,14 @@ class Learner:
             updates,
             shard.sizes,
             updates_planned=self.config.training.num_iterations * len(shard.sizes),
+            updates_skipped=len(skipped),
             learning_rate=learning_rate,
             has_reference=self.config.objective.beta > 0,
         )
         logger.info("version %d: loss %.6g, %d updates", self.version, metrics["loss"], len(updates))
-        return StepReport(version=self.version, metrics=metrics, seconds=watch.seconds)
+        for update in skipped:
+            logger.warning("version %d: skipped, not finite: %s", self.version, update)
+        return StepReport(version=self.version, metrics=metrics, seconds=watch.seconds, skipped=tuple(skipped))
 
     def score(
         self, sequences: Sequence[tuple[Sequence[int], Sequence[int]]], perturbation: int | None = None
@@ -127,6 +133,28 @@ class Learner:
     def save_model(self, directory: str) -> None:
         """Save the model in Hugging Face format, adapters merged. The tokenizer is the orchestrator's to save."""
         self._loaded.model.save_pretrained(directory, state_dict=dict(merged_state(self._loaded.model)))
+
+    def save(self, directory: str) -> int:
+        """Write this rank's part of a checkpoint into `directory`, which ranks share; returns its bytes.
+
+        `checkpoint` says what it holds. Raises LearnerError if the disk refuses; the learner is as before.
+        """
+        return self._resumable.save(directory, self.version)
+
+    def load(self, directory: str, version: int | None = None) -> Resumed:
+        """Go on from a checkpoint, on as many ranks exactly as if there had been no stop. Every rank must load it.
+
+        Args:
+            version: What it must be of, if given.
+
+        Raises LearnerError if it is not whole, or not of this model and these adapters; weights are as before.
+        """
+        resumed = self._resumable.load(directory, version)
+        self.version = resumed.version
+        for remark in resumed.remarks:
+            logger.warning("%s: %s", directory, remark)
+        logger.info("version %d taken over from %s, %d updates", resumed.version, directory, resumed.updates)
+        return resumed
 
     def _minibatch(self, shard: Shard, members: np.ndarray) -> list[MicroBatch]:
         """Micro-batches; those without a gradient come first, and the last one has a backward pass, on every rank."""

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import hashlib
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from peft import PeftModel
-from torch import nn
+from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.utils import logging as transformers_logging
@@ -25,6 +26,8 @@ from asyncgrpo.learning.packing_check import choose_packing
 from asyncgrpo.learning.packing_trial import trial_for
 from asyncgrpo.learning.policy import Policy
 from asyncgrpo.learning.rotary import warn_of_shared_frequencies
+
+FINGERPRINT_VALUES = 256
 
 
 @dataclass(slots=True)
@@ -47,6 +50,21 @@ class LoadedModel:
         else:
             assert self.frozen is not None, "no reference is kept when objective.beta is 0"
             yield self.frozen
+
+    def origin(self) -> str | None:
+        """Fingerprint of the weights that never change: what adapters sit on, or the reference. None without any."""
+        if self.adapted is not None:
+            return fingerprint((name, p) for name, p in self.model.named_parameters() if not p.requires_grad)
+        return fingerprint(self.frozen.named_parameters()) if self.frozen is not None else None
+
+
+def fingerprint(named: Iterable[tuple[str, Tensor]]) -> str:
+    """Of names, types, shapes and the first values of each tensor: quick, and another model has another one."""
+    digest = hashlib.sha256()
+    for name, tensor in named:
+        head = tensor.detach().reshape(-1)[:FINGERPRINT_VALUES].cpu().view(torch.uint8).numpy().tobytes()
+        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode() + head)
+    return digest.hexdigest()
 
 
 def load(config: RunConfig, device: torch.device) -> LoadedModel:

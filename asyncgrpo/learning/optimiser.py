@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 from torch.nn import Parameter
-from torch.optim.lr_scheduler import LRScheduler
+from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 from transformers import get_scheduler
 
 from asyncgrpo.config.sections import TrainingSection
@@ -50,3 +50,14 @@ def build_schedule(optimiser: torch.optim.Optimizer, section: TrainingSection) -
         raise ConfigError(f"training.lr_scheduler_type={name!r}: {error}") from error
     assert isinstance(schedule, LRScheduler)
     return schedule
+
+
+def continue_schedule(schedule: LRScheduler, updates: int) -> None:
+    """Bring a schedule to where it is after `updates`, in closed form: all that `build_schedule` gives have one."""
+    assert isinstance(schedule, LambdaLR)
+    schedule.last_epoch = updates
+    schedule._step_count = updates + 1
+    rates = [base * factor(updates) for base, factor in zip(schedule.base_lrs, schedule.lr_lambdas, strict=True)]
+    for group, rate in zip(schedule.optimizer.param_groups, rates, strict=True):
+        group["lr"] = rate
+    schedule._last_lr = rates

@@ -14,7 +14,7 @@ import numpy as np
 
 from asyncgrpo.learning.batching import Shard, Sizes
 from asyncgrpo.learning.wire import Message
-from asyncgrpo.types import Batch, Snapshot, StepReport
+from asyncgrpo.types import Batch, Resumed, SkippedUpdate, Snapshot, StepReport
 
 Sequences = Sequence[tuple[Sequence[int], Sequence[int]]]
 """(prompt, completion) token ids."""
@@ -43,7 +43,9 @@ def encode_report(report: StepReport) -> Message:
 
 
 def decode_report(message: Message) -> StepReport:
-    return StepReport(**_without_call(message))
+    arguments = _without_call(message)
+    skipped = tuple(SkippedUpdate(**each) for each in arguments.pop("skipped"))
+    return StepReport(**arguments, skipped=skipped)
 
 
 def encode_score(sequences: Sequences, perturbation: int | None) -> Message:
@@ -76,6 +78,15 @@ def encode_snapshot(snapshot: Snapshot) -> Message:
 
 def decode_snapshot(message: Message) -> Snapshot:
     return Snapshot(**_without_call(message))
+
+
+def encode_resumed(resumed: Resumed) -> Message:
+    return Message("ok", asdict(resumed))
+
+
+def decode_resumed(message: Message) -> Resumed:
+    arguments = _without_call(message)
+    return Resumed(**{**arguments, "remarks": tuple(arguments["remarks"])})
 
 
 def _without_call(message: Message) -> dict[str, Any]:

@@ -51,6 +51,7 @@ def build_learner(config: RunConfig, rank: int, world_size: int, rendezvous: str
     import torch
 
     from asyncgrpo.learning.learner import Learner
+    from asyncgrpo.learning.random_state import reseed
 
     if named or world_size > 1:
         torch.set_num_threads(threads)
@@ -60,6 +61,7 @@ def build_learner(config: RunConfig, rank: int, world_size: int, rendezvous: str
         torch.distributed.init_process_group(
             "nccl" if kind == "cuda" else "gloo", init_method=f"file://{rendezvous}", rank=rank, world_size=world_size
         )
+    reseed(config.run.seed, rank)  # or numpy and Python would start differently in every run
     logger.info("rank %d of %d on %s, %d threads", rank, world_size, device, torch.get_num_threads())
     return Learner(config, kind, rank, world_size)
 
@@ -114,6 +116,10 @@ def dispatch(learner: Learner, request: Message) -> Message:
         case "save_model":
             learner.save_model(arguments["directory"])
             return Message("ok")
+        case "save":
+            return Message("ok", {"bytes": learner.save(arguments["directory"])})
+        case "load":
+            return protocol.encode_resumed(learner.load(arguments["directory"], arguments["version"]))
         case "run":
             module, _, name = arguments["function"].partition(":")
             getattr(importlib.import_module(module), name)(learner, **arguments["keywords"])

@@ -18,7 +18,8 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import torch
 from accelerate import Accelerator, DistributedDataParallelKwargs
@@ -41,7 +42,7 @@ from asyncgrpo.learning.policy import Policy
 from asyncgrpo.learning.ranks import any_over_ranks, gather_over_ranks, sum_over_ranks
 from asyncgrpo.learning.replayed_baseline import shift_replayed, shifts_baseline
 from asyncgrpo.learning.report import Stopwatch, Update
-from asyncgrpo.types import Batch
+from asyncgrpo.types import Batch, SkippedUpdate
 
 MOST_STALENESS_VALUES = 33
 """Metrics are kept apart for this many values of staleness; the last one counts all above it too."""
@@ -59,31 +60,52 @@ class Updates:
         self._staleness_values = min(_oldest_trained(config) + 1, MOST_STALENESS_VALUES)
         self._objective = build_objective(config.objective, self._staleness_values)
         self._parameters = [parameter for parameter in self.policy.parameters() if parameter.requires_grad]
-        self._optimiser = build_optimiser(self._parameters, config.training)
-        self._schedule = build_schedule(self._optimiser, config.training)
+        self.optimiser = build_optimiser(self._parameters, config.training)
+        self.schedule = build_schedule(self.optimiser, config.training)
         # Not for one rank: accelerate would join whatever process group the environment names.
         self._accelerator = self._across_ranks() if world_size > 1 else None
         self._distributed = self._accelerator.prepare_model(self.policy) if self._accelerator else self.policy
+        self.skipped_in_a_row = 0
+        """Updates skipped since the last one that was made."""
         # Dropout is on in backward passes only: neither anchors nor statistics should have it.
         self._is_noisy = config.lora.lora_r > 0 and config.lora.lora_dropout > 0
 
     @property
     def learning_rate(self) -> float:
         """Of the next update."""
-        return float(self._schedule.get_last_lr()[0])
+        return float(self.schedule.get_last_lr()[0])
 
-    def step(self, batch: Batch, minibatches: Sequence[Sequence[MicroBatch]], watch: Stopwatch) -> list[Update]:
+    def step(
+        self, batch: Batch, minibatches: Mapping[int, Sequence[MicroBatch]], watch: Stopwatch
+    ) -> tuple[list[Update], list[SkippedUpdate]]:
         """All updates of a step, over the `minibatches` of this rank's `batch` that any rank trains a token of.
 
-        Raises LearnerError if a loss or gradient is not finite; the weights are then as before the failing update.
+        Those whose loss or gradient is not finite are skipped, on every rank alike: they leave weights, optimiser and
+        schedule as they are, and later passes leave their minibatch out. Raises LearnerError if more than
+        `training.max_skipped_updates` in a row are.
+
+        Args:
+            minibatches: By number.
         """
         with watch.part("proximal"):
-            self._prepare(batch, minibatches)
+            self._prepare(batch, list(minibatches.values()))
         updates: list[Update] = []
+        skipped: list[SkippedUpdate] = []
+        bad: dict[int, SkippedUpdate] = {}
         for _ in range(self._config.training.num_iterations):
-            for minibatch in minibatches:
-                updates.append(self._update(minibatch, len(updates), watch))
-        return updates
+            for number, minibatch in minibatches.items():
+                place = len(updates) + len(skipped) + 1
+                if number in bad:  # it was not finite in an earlier pass: not one more in a row, but the same one
+                    skipped.append(replace(bad[number], update=place))
+                    continue
+                update = self._update(minibatch, len(updates), watch)
+                if update.is_finite:
+                    updates.append(update)
+                    self.skipped_in_a_row = 0
+                else:
+                    bad[number] = self._skip(update, place, number)
+                    skipped.append(bad[number])
+        return updates, skipped
 
     @torch.no_grad()
     def _prepare(self, batch: Batch, minibatches: Sequence[Sequence[MicroBatch]]) -> None:
@@ -133,11 +155,27 @@ class Updates:
                         counts.add(run(micro, done, statistics))
         with watch.part("optimiser"):
             norm = float(clip_grad_norm_(self._parameters, self._config.training.max_grad_norm))
-            self._check_finite(counts.total("loss"), norm, done)
-            self._optimiser.step()
-            self._schedule.step()
-            self._optimiser.zero_grad(set_to_none=True)
-        return Update(counts=counts, grad_norm=norm, learning_rate=learning_rate)
+            # The norm is the same on every rank, the loss is each one's own: all must agree to go on.
+            is_finite = math.isfinite(counts.total("loss")) and math.isfinite(norm)
+            is_finite = not any_over_ranks(not is_finite, self._device)
+            if is_finite:
+                self.optimiser.step()
+                self.schedule.step()
+            self.optimiser.zero_grad(set_to_none=True)
+        return Update(counts=counts, grad_norm=norm, learning_rate=learning_rate, is_finite=is_finite)
+
+    def _skip(self, update: Update, number: int, minibatch: int) -> SkippedUpdate:
+        """Count an update that was not made. Raises LearnerError if that is one too many."""
+        loss = sum_over_ranks(update.counts.total("loss"), self._device)  # the first rank to fail is the one heard
+        most = self._config.training.max_skipped_updates
+        if self.skipped_in_a_row >= most:
+            in_a_row = f" ({most + 1} updates in a row; training.max_skipped_updates={most})" if most else ""
+            raise LearnerError(
+                f"update {number}: loss is {loss}, gradient norm is {update.grad_norm}{in_a_row}; lower "
+                "training.learning_rate, and look for log-probabilities that are not finite in rollouts"
+            )
+        self.skipped_in_a_row += 1
+        return SkippedUpdate(update=number, minibatch=minibatch, loss=loss, gradient_norm=update.grad_norm)
 
     @torch.no_grad()
     def _statistics(self, minibatch: Sequence[MicroBatch], done: int) -> Statistics:
@@ -205,17 +243,6 @@ class Updates:
     def _without_exchange(self) -> contextlib.AbstractContextManager[None]:
         """Gradients stay on their rank."""
         return self._accelerator.no_sync(self._distributed) if self._accelerator else contextlib.nullcontext()
-
-    def _check_finite(self, loss: float, norm: float, done: int) -> None:
-        # The norm is the same on every rank, the loss is each one's own: all must agree to go on.
-        if not any_over_ranks(not (math.isfinite(loss) and math.isfinite(norm)), self._device):
-            return
-        self._optimiser.zero_grad(set_to_none=True)
-        total = sum_over_ranks(loss, self._device)  # the first rank to fail is the one that is heard
-        raise LearnerError(
-            f"update {done + 1}: loss is {total}, gradient norm is {norm}; lower training.learning_rate, and look for "
-            "log-probabilities that are not finite in rollouts"
-        )
 
 
 def _oldest_trained(config: RunConfig) -> int:

@@ -8,11 +8,12 @@ import numpy as np
 import pytest
 import torch
 from learning_cases import GRADIENT_STEPS, make_config, make_group, make_sample, random_groups, sequences
+from resume_cases import differences, everything, resume_config
 from transformers import AutoModelForCausalLM
 
 from asyncgrpo.config import RunConfig
 from asyncgrpo.errors import ConfigError, LearnerError
-from asyncgrpo.learning.batching import make_batch, shards
+from asyncgrpo.learning.batching import Shard, make_batch, shards
 from asyncgrpo.learning.export import export_tensors
 from asyncgrpo.learning.learner import Learner
 from asyncgrpo.types import Batch, Group, StepReport
@@ -155,14 +156,62 @@ def test_empty_completions_among_others_change_only_the_count(tied_model: Path) 
     assert report.metrics["grad_norm"] > 0
 
 
+def spoilt(learner: Learner, minibatch: int = 0) -> Shard:
+    """A step for the learner's version in which one sample of a minibatch has a log-probability that is none."""
+    batch = make_batch(random_groups(groups=learner.config.training.groups_per_step), learner.version, learner.config)
+    shard = shards(batch, learner.config, 1)[0]
+    first = int(shard.members(minibatch)[0])
+    shard.batch.behaviour_logprobs[shard.batch.completion_lengths[:first].sum()] = np.nan
+    return shard
+
+
 def test_a_loss_that_is_not_finite_names_the_step_and_leaves_the_weights(tied_model: Path) -> None:
-    learner = Learner(make_config(str(tied_model)), "cpu")
-    before = weights(learner)
-    batch = make_batch(random_groups(), 0, learner.config)
-    batch.behaviour_logprobs[3] = np.nan
-    with pytest.raises(LearnerError, match="step 0, update 1: loss is nan"):
-        learner.train(shards(batch, learner.config, 1)[0])
-    assert all(torch.equal(tensor, before[name]) for name, tensor in weights(learner).items())
+    learner = Learner(make_config(str(tied_model), training={"max_skipped_updates": 0}), "cpu")
+    before = everything(learner)
+    with pytest.raises(
+        LearnerError, match=r"step 0, update 1: loss is nan, gradient norm is nan; lower training\.learn"
+    ):
+        learner.train(spoilt(learner))
+    assert differences(everything(learner), before) == []
+
+
+def test_an_update_that_is_not_finite_is_skipped_and_the_step_goes_on(tied_model: Path) -> None:
+    """Two minibatches, two passes; the schedule moves by the two updates that were made."""
+    config = resume_config(str(tied_model), "full", "cosine", "fp32")
+    learner, clean = Learner(config, "cpu"), Learner(config, "cpu")
+    report = learner.train(spoilt(learner, minibatch=1))
+    assert [(s.update, s.minibatch) for s in report.skipped] == [(2, 1), (4, 1)]
+    assert all(np.isnan(s.loss) and np.isnan(s.gradient_norm) for s in report.skipped)
+    assert report.updates_skipped == 2
+    assert report.metrics["optimiser/updates"] == 2
+    assert report.metrics["optimiser/nonfinite_updates"] == 2
+    assert report.metrics["optimiser/skipped_updates"] == 0
+    assert all(np.isfinite(value) for value in report.metrics.values())
+    assert learner._updates.schedule.last_epoch == 2
+    masked = spoilt(clean, minibatch=1)  # as if its tokens had been left out, which is not an update either
+    masked.batch.loss_mask[np.repeat(masked.minibatch_of_sample == 1, masked.batch.completion_lengths)] = False
+    masked = dataclasses.replace(masked, sizes=(masked.sizes[0], dataclasses.replace(masked.sizes[1], tokens=0)))
+    clean.train(masked)
+    assert set(differences(everything(learner), everything(clean))) <= {"counters"}
+
+
+def test_updates_skipped_in_a_row_stop_the_run_and_one_that_is_made_starts_anew(tied_model: Path) -> None:
+    learner = Learner(make_config(str(tied_model), training={"max_skipped_updates": 2, "num_iterations": 3}), "cpu")
+    before = everything(learner)
+    for version in (1, 2):
+        report = learner.train(spoilt(learner))
+        assert (report.version, report.updates_skipped) == (version, 3)  # one minibatch, left out of later passes
+        assert np.isnan(report.metrics["loss"]) and np.isnan(report.metrics["grad_norm"])
+        assert learner._updates.skipped_in_a_row == version
+    assert set(differences(everything(learner), before)) == {"counters"}
+    step(learner, random_groups())
+    assert learner._updates.skipped_in_a_row == 0
+    for _ in range(2):
+        learner.train(spoilt(learner))
+    before = everything(learner)
+    with pytest.raises(LearnerError, match=r"step 5, update 1: loss is nan.* \(3 updates in a row; training\.max_skip"):
+        learner.train(spoilt(learner))
+    assert differences(everything(learner), before) == []
 
 
 def test_want_of_memory_names_what_bounds_it(tied_model: Path) -> None:

@@ -6,7 +6,7 @@ from learning_cases import make_config, random_groups
 from asyncgrpo.learning import protocol
 from asyncgrpo.learning.batching import make_batch, shards
 from asyncgrpo.learning.wire import Message, decode, decode_prefix, encode
-from asyncgrpo.types import Snapshot, StepReport
+from asyncgrpo.types import Resumed, SkippedUpdate, Snapshot, StepReport
 
 
 def over_the_wire(message: Message) -> Message:
@@ -41,5 +41,10 @@ def test_scoring_arrives_as_it_left() -> None:
 def test_reports_and_snapshots_arrive_as_they_left() -> None:
     report = StepReport(version=4, metrics={"loss": 0.5}, seconds={"total": 1.5})
     assert protocol.decode_report(over_the_wire(protocol.encode_report(report))) == report
+    skipped = (SkippedUpdate(update=2, minibatch=1, loss=float("inf"), gradient_norm=0.5),)
+    report = StepReport(version=4, metrics={}, seconds={}, skipped=skipped)
+    assert protocol.decode_report(over_the_wire(protocol.encode_report(report))) == report
+    resumed = Resumed(version=4, updates=12, remarks=("one", "two"))
+    assert protocol.decode_resumed(over_the_wire(protocol.encode_resumed(resumed))) == resumed
     snapshot = Snapshot(version=4, path="/dev/shm/x", bytes=12, seconds=0.25)
     assert protocol.decode_snapshot(over_the_wire(protocol.encode_snapshot(snapshot))) == snapshot

@@ -54,8 +54,8 @@ class TwoRanks:
         return loaded[0]
 
 
-def four_groups(config: RunConfig) -> list[Shard]:
-    parts = shards(make_batch(random_groups(groups=4), 0, config), config, 2)
+def four_groups(config: RunConfig, version: int = 0) -> list[Shard]:
+    parts = shards(make_batch(random_groups(groups=4), version, config), config, 2)
     assert [len(np.unique(part.batch.group_ids)) for part in parts] == [2, 2]
     return parts
 
@@ -76,7 +76,7 @@ def assert_same(weights: Weights, others: Weights) -> None:
 @pytest.mark.slow
 async def test_an_update_that_fails_on_one_rank_is_made_on_none(tied_model: Path, tmp_path: Path) -> None:
     """And leaves no trace: the next step is what a learner that never failed computes."""
-    training = {"groups_per_step": 4, **GRADIENT_STEPS}
+    training = {"groups_per_step": 4, "max_skipped_updates": 0, **GRADIENT_STEPS}
     config = make_config(
         str(tied_model), training=training, learner={"mode": "process", "devices": ("cpu", "cpu"), "token_budget": 24}
     )
@@ -100,6 +100,38 @@ async def test_an_update_that_fails_on_one_rank_is_made_on_none(tied_model: Path
     assert max(float((tensor - initial[name]).abs().max()) for name, tensor in trained.items()) > 1e-3
     for name, tensor in export_tensors(learner._loaded.model).items():
         torch.testing.assert_close(trained[name], tensor, rtol=0, atol=1e-6)
+
+
+@pytest.mark.slow
+async def test_an_update_that_is_not_finite_on_one_rank_is_skipped_on_all(tied_model: Path, tmp_path: Path) -> None:
+    training = {"groups_per_step": 4, "max_skipped_updates": 1, **GRADIENT_STEPS}
+    config = make_config(
+        str(tied_model), training=training, learner={"mode": "process", "devices": ("cpu", "cpu"), "token_budget": 24}
+    )
+    client = LearnerClient(config, tmp_path)
+    async with asyncio.timeout(DEADLINE):
+        try:
+            await client.start()
+            both = TwoRanks(client, tmp_path)
+            initial = await both.weights()
+            parts = four_groups(config)
+            parts[1].batch.behaviour_logprobs[without_gradient(parts, 1)[0]] = np.nan  # its loss alone
+            for answer in await both.train(parts):
+                assert isinstance(answer, Message)
+                report = protocol.decode_report(answer)
+                assert (report.version, report.updates_skipped, report.skipped[0].minibatch) == (1, 1, 0)
+                assert np.isnan(report.skipped[0].loss) and np.isfinite(report.skipped[0].gradient_norm)
+            assert_same(await both.weights(version=1), initial)
+            parts = four_groups(config, version=1)
+            parts[0].batch.behaviour_logprobs[-1] = np.nan
+            for said in await both.refuse(parts):
+                assert "(2 updates in a row; training.max_skipped_updates=1)" in said
+            answers = await both.train(four_groups(config, version=1))
+            assert [answer.arguments["skipped"] for answer in answers if isinstance(answer, Message)] == [[], []]
+            trained = await both.weights(version=2)
+            assert max(float((tensor - initial[name]).abs().max()) for name, tensor in trained.items()) > 1e-3
+        finally:
+            await client.stop()
 
 
 async def a_gradient_fails(both: TwoRanks, parts: Sequence[Shard], rank: int) -> None:

@@ -130,7 +130,7 @@ def test_large_staleness_lands_in_its_bucket() -> None:
 
 def test_every_learner_field_has_a_family_or_is_only_recorded() -> None:
     families = {field.partition("/")[0] for field in LEARNER_FIELDS}
-    assert families - set(LEARNER_FAMILIES) == {"optimiser_updates"}
+    assert families - set(LEARNER_FAMILIES) == {"optimiser_updates", "optimiser_updates_skipped"}
     assert set(LEARNER_FAMILIES) <= families
 
 

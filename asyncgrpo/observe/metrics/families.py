@@ -112,6 +112,7 @@ class RunMetrics:
         self.reward_stddev = self._gauge("reward_stddev", "Its deviation over samples", reward=("total", *rewards))
         self.uniform_groups = self._counter("uniform_groups", "Trained groups in which no two rewards differ")
         self.trained_tokens = self._counter("trained_tokens", "Completion tokens in trained groups")
+        self.updates_skipped = self._counter("optimiser_updates_skipped", "Updates not made: numbers were not finite")
         self.step_duration = self._histogram("step_duration_seconds", "Wall-clock of a step")
         self.staleness = TokenStaleness("asyncgrpo_staleness_versions", "Staleness of trained tokens, in versions")
         self.registry.register(self.staleness)
@@ -143,6 +144,8 @@ class RunMetrics:
         self.uniform_groups.inc(round(groups * _number(record, "uniform_groups_ratio")))
         self.trained_tokens.inc(_number(record, "tokens_trained"))
         self.step_duration.observe(_number(record, "step_seconds"))
+        if "optimiser_updates_skipped" in record:
+            self.updates_skipped.inc(_number(record, "optimiser_updates_skipped"))
         for field, gauge in self._reported.items():
             _set(gauge, record.get(field))
 
