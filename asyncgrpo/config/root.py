@@ -14,6 +14,7 @@ from asyncgrpo.config.replay_checks import check_replay
 from asyncgrpo.config.section import Section
 from asyncgrpo.config.sections import (
     BufferSection,
+    CheckpointSection,
     DataSection,
     EnginesSection,
     GenerationSection,
@@ -47,6 +48,7 @@ class RunConfig(Section):
     training: TrainingSection = TrainingSection()
     learner: LearnerSection = LearnerSection()
     weights: WeightsSection = WeightsSection()
+    checkpoint: CheckpointSection = CheckpointSection()
     observe: ObserveSection = ObserveSection()
 
     @property
