@@ -346,12 +346,14 @@ def test_what_is_restored_is_saved_again_without_a_difference(tmp_path: Path) ->
             run.publish()
         while run.in_flight or run.contract.can_admit():
             run.finish() if run.in_flight else run.admit()
+    run.books.let_go(run.books._ledger.kept[:1])
     run.save()
     assert run.saved is not None
     first, _, state = run.saved
     assert state["contract"]["finished"]
     assert state["buffer"]["untrained"]
     assert state["books"]["entries"]
+    assert state["books"]["uses"]
     run.start()
     run_state.restore(run.parts, first, run.stream)
     run.save()
