@@ -18,7 +18,7 @@ from asyncgrpo.buffer.tally import Tally
 from asyncgrpo.errors import AsyncGRPOError
 from asyncgrpo.observe.ledger_file import append_entries, append_uses
 from asyncgrpo.preflight import Job
-from asyncgrpo.prompts.queue import PromptQueue, Ticket
+from asyncgrpo.prompts.queue import PromptQueue, Ticket, ticket_state
 from asyncgrpo.types import Fate, Group, LedgerEntry
 
 
@@ -141,8 +141,37 @@ class Books:
             "quarantined": {str(row): error for row, error in self.quarantined.items()},
         }
 
+    def state(self, in_flight: Collection[int]) -> dict[str, Any]:
+        """What `restore` needs, as JSON has it. in_flight: groups that will not be there after a restore."""
+        return {
+            "prompts": self._prompts.state(self._tickets[group_id] for group_id in sorted(in_flight)),
+            "ledger": self._ledger.state(),
+            "accounting": self._accounting.state(),
+            "tickets": [[i, *ticket_state(ticket)] for i, ticket in self._tickets.items() if i not in in_flight],
+            "outcomes": [[i, asdict(outcome)] for i, outcome in self._outcomes.items() if i not in in_flight],
+            "entries": [asdict(entry) for entry in self._entries],
+            "uses": [list(each) for each in self._uses],
+        }
+
+    def restore(self, state: Mapping[str, Any], *, allow_changed: bool = False) -> None:
+        """Go on as the books that gave `state` would have, over a contract that was restored before. Groups that were
+        in flight have the fate `reissued:resumed`, here and in the contract. Raises as `PromptStream.restore`."""
+        self._prompts.restore(state["prompts"], allow_changed=allow_changed)
+        self._ledger.restore(state["ledger"])
+        self._accounting.restore(state["accounting"])
+        self._tickets = {group_id: self._prompts.ticket(ticket) for group_id, *ticket in state["tickets"]}
+        self._outcomes = {group_id: Outcome(**outcome) for group_id, outcome in state["outcomes"]}
+        self._entries = [LedgerEntry(**entry) for entry in state["entries"]]
+        self._uses = [(group_id, count) for group_id, count in state["uses"]]
+        for group_id in sorted(self._contract.blocking()):
+            self._contract.drop(group_id, "resumed", reissue=True)
+            self._close(group_id, "reissued", "resumed")
+
     def _settle(self, group_id: int, fate: Fate, reason: str = "", *, keep: bool = False) -> None:
         del self._tickets[group_id]
+        self._close(group_id, fate, reason, keep=keep)
+
+    def _close(self, group_id: int, fate: Fate, reason: str, *, keep: bool = False) -> None:
         outcome = self._outcomes.pop(group_id, NOTHING)
         entry = self._ledger.settle(group_id, fate, reason, version=self._contract.version, outcome=outcome, keep=keep)
         self._entries.append(entry)

@@ -13,6 +13,7 @@
     ├── RewardError            a reward function raised, timed out or returned nonsense
     │   └── GroupUnscored          the same, of a function whose `on_error` is `drop_group`
     ├── LearnerError           the learner failed or its process ended
+    ├── CheckpointError        one cannot be saved, or none can be resumed from
     └── StallError             nothing moved for longer than the configured deadline
 
 The command line prints `str(error)` on one line and exits with `exit_code`; a traceback is only for bugs.
@@ -75,3 +76,7 @@ class LearnerError(AsyncGRPOError):
 
 class StallError(AsyncGRPOError):
     exit_code = 7
+
+
+class CheckpointError(AsyncGRPOError):
+    exit_code = 8

@@ -107,12 +107,13 @@ class Orchestrator:
                 group_id, start_version = await self.buffer.admit()
                 self.session.generation_time.enter("busy")
                 self.session.metrics.groups_admitted.inc()
-                rollouts.create_task(self._rollout(group_id, start_version), name=f"rollout {group_id}")
+                prompt = self.books.admitted(group_id, start_version).prompt  # before others run
+                rollouts.create_task(self._rollout(group_id, prompt, start_version), name=f"rollout {group_id}")
                 await asyncio.sleep(0)  # a publish frees many slots at once: others shall run in between
 
-    async def _rollout(self, group_id: int, start_version: int) -> None:
+    async def _rollout(self, group_id: int, prompt: Prompt, start_version: int) -> None:
         """One prompt to a scored group in the buffer; or none, if its samples or rewards cannot be had."""
-        prompt, admitted_at = self.books.admitted(group_id, start_version).prompt, time.monotonic()
+        admitted_at = time.monotonic()
         try:
             generated = await generate_group(prompt, group_id, self.session.pool, self.config)
             self._failures_in_a_row["failed"] = 0

@@ -158,6 +158,17 @@ class Replayed:
     """Factor of its loss that makes up for how likely it was to be drawn."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Replayable:
+    """A group that was trained and may be trained again."""
+
+    group: Group
+    advantages: np.ndarray  # [samples] float32
+    """Those of the step that trained it first."""
+    uses: int
+    """Steps that have trained it, at least 1."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LedgerEntry:
     """What became of one group: one admission of one prompt."""

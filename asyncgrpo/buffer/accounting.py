@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
-from asyncgrpo.buffer.tally import Axis, Moments, Tally
+from asyncgrpo.buffer.tally import Axis, Moments, Tally, read_tallies, tallies_state
 from asyncgrpo.types import LedgerEntry
 
 __all__ = ["Accounting", "Difference"]
@@ -104,6 +106,26 @@ class Accounting:
         until a group with it was trained. Every group counts the same."""
         found = {"tokens": self._tokens.difference(), "reward": self._rewards.difference()}
         return {name: difference for name, difference in found.items() if difference is not None}
+
+    def state(self) -> dict[str, Any]:
+        """What `restore` needs, as JSON has it."""
+        return {
+            "by_fate": tallies_state(self._by_fate),
+            "by_length": [tallies_state(quarter) for quarter in self._by_length],
+            "by_difficulty": self._by_difficulty.state(),
+            "by_version": self._by_version.state(),
+            "tokens": [self._tokens.trained.state(), self._tokens.others.state()],
+            "rewards": [self._rewards.trained.state(), self._rewards.others.state()],
+        }
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Go on as the accounting that gave `state` would have."""
+        self._by_fate = read_tallies(state["by_fate"])
+        self._by_length = [read_tallies(quarter) for quarter in state["by_length"]]
+        self._by_difficulty.restore(state["by_difficulty"])
+        self._by_version.restore(state["by_version"])
+        self._tokens = _Sides(*map(Moments.of, state["tokens"]))
+        self._rewards = _Sides(*map(Moments.of, state["rewards"]))
 
 
 def _side(sides: _Sides, is_trained: bool) -> Moments:

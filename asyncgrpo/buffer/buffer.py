@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, NamedTuple
 
 from asyncgrpo.buffer.contract import StalenessContract
 from asyncgrpo.types import Group
@@ -59,9 +59,9 @@ class RolloutBuffer:
             return waits
 
     async def drop(self, group_id: int, reason: str, *, reissue: bool = False) -> None:
-        """End a group that did not finish. Reissued: its prompt comes again."""
+        """End a group that did not finish, at once; then tell who waits. Reissued: its prompt comes again."""
+        self.contract.drop(group_id, reason, reissue=reissue)  # before any wait: a checkpoint may be taken during it
         async with self._changed:
-            self.contract.drop(group_id, reason, reissue=reissue)
             self._changed.notify_all()
 
     async def take(self) -> list[Group]:
@@ -96,6 +96,23 @@ class RolloutBuffer:
         """Finished groups that ended untrained since the last call, with their fate."""
         untrained, self._untrained = self._untrained, []
         return untrained
+
+    def state(self) -> dict[str, Any]:
+        """What `restore` needs beside the contract and the groups of `held`, as JSON has it."""
+        return {"untrained": [[group.group_id, fate] for group, fate in self._untrained]}
+
+    def held(self) -> list[Group]:
+        """Groups that wait to be trained, and those that ended untrained and were not collected yet."""
+        return [*self._groups.values(), *(group for group, _ in self._untrained)]
+
+    def restore(self, state: Mapping[str, Any], held: Iterable[Group]) -> None:
+        """Go on as the buffer that gave both would have, over a contract that was restored before. Raises ValueError
+        for other groups than the contract knows."""
+        groups = {group.group_id: group for group in held}
+        self._untrained = [Untrained(groups.pop(group_id), fate) for group_id, fate in state["untrained"]]
+        if len(groups) != self.contract.buffered:
+            raise ValueError(f"{len(groups)} groups were saved, but the contract has {self.contract.buffered}")
+        self._groups = groups
 
     async def drain(self) -> None:
         """The run is over: drop what is still held."""

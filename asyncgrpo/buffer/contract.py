@@ -22,9 +22,9 @@ No clock, no I/O, no asyncio: the same object serves the run, the simulation and
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 from asyncgrpo.buffer.by_version import GroupsByVersion
 
@@ -195,6 +195,39 @@ class StalenessContract:
         self.served_version = version
         for consumed in [v for v in self._awaiting_publish if v <= version]:
             del self._awaiting_publish[consumed]
+
+    def state(self) -> dict[str, Any]:
+        """What `restore` needs, as JSON has it. Raises RuntimeError while a step trains: its groups are nowhere."""
+        if self._training:
+            raise RuntimeError("the contract has no state to save between take() and consumed()")
+        return {
+            "version": self.version,
+            "served_version": self.served_version,
+            "admitted": self.admitted,
+            "fates": dict(self.fates),
+            "in_flight": [[group_id, self._in_flight[group_id]] for group_id in self._in_flight.oldest_first()],
+            "finished": [
+                [group_id, self._finished[group_id], self._newest[group_id]]
+                for group_id in self._finished.oldest_first()
+            ],
+            "awaiting_publish": [[version, groups] for version, groups in sorted(self._awaiting_publish.items())],
+            "uniform_dropped": self._uniform_dropped,
+        }
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Go on as the contract that gave `state` would have; settings are those of this one. Groups in flight are in
+        flight again: who has lost them drops them. Raises RuntimeError after the first admission."""
+        if self.admitted:
+            raise RuntimeError("restore() is for a contract that has admitted nothing yet")
+        self.version, self.served_version = state["version"], state["served_version"]
+        self.admitted, self.fates = state["admitted"], Counter(state["fates"])
+        for group_id, start in state["in_flight"]:
+            self._in_flight.add(group_id, start)
+        for group_id, oldest, newest in state["finished"]:
+            self._finished.add(group_id, oldest)
+            self._newest[group_id] = newest
+        self._awaiting_publish = Counter(dict(state["awaiting_publish"]))
+        self._uniform_dropped = state["uniform_dropped"]
 
     @property
     def _bound(self) -> int:

@@ -9,8 +9,8 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Self
+from dataclasses import astuple, dataclass
+from typing import Any, Self
 
 from asyncgrpo.types import Fate, Group, LedgerEntry
 
@@ -56,22 +56,18 @@ class _Open:
 
 
 class Ledger:
-    """Of one run. Group ids count up in order of admission, as the contract gives them.
+    """Of one run. Group ids count up in order of admission, as the contract gives them."""
 
-    After a resume: `next_id` is the first id of this start of the run, `waiting` the prompts that come again with the
-    attempt that is due.
-    """
-
-    def __init__(self, next_id: int = 0, waiting: Mapping[str, int] | None = None) -> None:
+    def __init__(self) -> None:
         self.totals: Counter[str] = Counter()
         """Settled groups by fate: `trained`, `dropped:<reason>`, `reissued:<reason>`."""
         self.uses = 0
         """Times that any group was trained, replays included."""
         self._open: dict[int, _Open] = {}
         self._open_prompts: set[str] = set()
-        self._reissued = dict(waiting or {})  # prompt waiting to come again -> its next attempt
+        self._reissued: dict[str, int] = {}  # prompt waiting to come again -> its next attempt
         self._kept: dict[int, int] = {}  # trained group that may be replayed -> its uses
-        self._next_id = next_id
+        self._next_id = 0
 
     @property
     def open(self) -> list[int]:
@@ -146,6 +142,26 @@ class Ledger:
         """A kept group will not be used again; returns how often it was. Raises ValueError if it is not kept."""
         self._known(group_id)
         return self._kept.pop(group_id)
+
+    def state(self) -> dict[str, Any]:
+        """What `restore` needs, as JSON has it."""
+        return {
+            "totals": dict(self.totals),
+            "uses": self.uses,
+            "open": [[group_id, *astuple(opened)] for group_id, opened in self._open.items()],
+            "reissued": self.waiting,
+            "kept": [[group_id, uses] for group_id, uses in self._kept.items()],
+            "next_id": self._next_id,
+        }
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Go on as the ledger that gave `state` would have."""
+        self.totals, self.uses = Counter(state["totals"]), state["uses"]
+        self._open = {group_id: _Open(*opened) for group_id, *opened in state["open"]}
+        self._open_prompts = {opened.prompt_id for opened in self._open.values()}
+        self._reissued = dict(state["reissued"])
+        self._kept = {group_id: uses for group_id, uses in state["kept"]}
+        self._next_id = state["next_id"]
 
     def _known(self, group_id: int) -> None:
         if group_id not in self._kept:

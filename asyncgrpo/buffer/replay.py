@@ -19,12 +19,14 @@ priority. Prioritised replay (1511.05952) has the same weights for single draws,
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from asyncgrpo.config.sections import ReplaySection
-from asyncgrpo.types import Group, Replayed
+from asyncgrpo.types import Group, Replayable, Replayed
 
 LEAST_POWER = 1e-6
 """Of a group, next to the largest: weights stay finite, and every group may come."""
@@ -97,6 +99,27 @@ class ReplayStore:
         """Groups that left since the last call: id, and steps that trained it in all."""
         left, self._left = self._left, []
         return left
+
+    def held(self) -> list[Replayable]:
+        """All groups, in the order in which they came."""
+        return [
+            Replayable(group=stored.group, advantages=stored.advantages, uses=stored.uses)
+            for stored in self._stored.values()
+        ]
+
+    def state(self) -> dict[str, Any]:
+        """What `restore` needs beside `held`, as JSON has it."""
+        return {"left": [list(each) for each in self._left]}
+
+    def restore(self, state: Mapping[str, Any], held: Iterable[Replayable]) -> None:
+        """Go on as the store that gave both would have. Priorities are those of this store's sampling rule."""
+        self._left = [(group_id, uses) for group_id, uses in state["left"]]
+        self._stored = {}
+        for entry in held:
+            priority = self._priority(entry.group, entry.advantages)
+            self._stored[entry.group.group_id] = _Stored(entry.group, entry.advantages, priority, entry.uses)
+        while len(self._stored) > self._section.replay_capacity:
+            self._remove(next(iter(self._stored)))
 
     def _priority(self, group: Group, advantages: np.ndarray) -> float:
         match self._section.replay_sampling:

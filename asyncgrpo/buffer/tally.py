@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
-from typing import Self
+from collections.abc import Mapping
+from dataclasses import asdict, astuple, dataclass, field
+from typing import Any, Self
 
 from asyncgrpo.types import LedgerEntry
 
-__all__ = ["Axis", "Moments", "Tally"]
+__all__ = ["Axis", "Moments", "Tally", "read_tallies", "tallies_state"]
 
 MOST_CELLS = 64
 SMALLEST_WIDTH = 2.0**-20
@@ -84,6 +85,23 @@ class Axis:
             _merge(quarters[min(3, max(0, math.floor(4 * min(share, 1.0))))], cell)
         return quarters
 
+    def state(self) -> dict[str, Any]:
+        """What `restore` needs, as JSON has it: without infinities."""
+        is_empty = not self._cells
+        return {
+            "width": self.width,
+            "lowest": None if is_empty else self.lowest,
+            "highest": None if is_empty else self.highest,
+            "cells": [[n, tallies_state(cell)] for n, cell in self._cells.items()],
+        }
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Go on as the axis that gave `state` would have."""
+        self.width = state["width"]
+        self.lowest = math.inf if state["lowest"] is None else state["lowest"]
+        self.highest = -math.inf if state["highest"] is None else state["highest"]
+        self._cells = {n: read_tallies(cell) for n, cell in state["cells"]}
+
     def _double(self) -> None:
         self.width *= 2
         before, self._cells = self._cells, {}
@@ -94,6 +112,15 @@ class Axis:
 def _merge(into: dict[str, Tally], cell: dict[str, Tally]) -> None:
     for fate, tally in cell.items():
         into.setdefault(fate, Tally()).merge(tally)
+
+
+def tallies_state(tallies: Mapping[str, Tally]) -> dict[str, Any]:
+    """As JSON has it; `read_tallies` is the inverse."""
+    return {fate: asdict(tally) for fate, tally in tallies.items()}
+
+
+def read_tallies(state: Mapping[str, Any]) -> dict[str, Tally]:
+    return {fate: Tally(**values) for fate, values in state.items()}
 
 
 @dataclass(slots=True)
@@ -114,3 +141,11 @@ class Moments:
     def variance(self) -> float | None:
         """Unbiased; None for fewer than two values."""
         return self._squares / (self.count - 1) if self.count > 1 else None
+
+    def state(self) -> list[float]:
+        return list(astuple(self))
+
+    @classmethod
+    def of(cls, state: Any) -> Self:
+        """The moments that gave `state`."""
+        return cls(*state)

@@ -46,6 +46,7 @@ _RENAMED = {
     "learner.devices": "learner_devices",
     "learner.mode": "learner_mode",
     "weights.transport": "weights_transport",
+    "checkpoint.keep_every": "save_keep_every",
 }
 
 FLAT: dict[str, str] = {key: _RENAMED.get(key, key.partition(".")[2]) for key in FIELDS if key not in TRAINER_ARGUMENTS}
@@ -125,14 +126,12 @@ ELSEWHERE: dict[str, str] = {
         f"{_NOT_YET}; <objective.entropy_coef> stays what it is",
     ),
     "max_tool_calling_iterations": _NOT_YET,
-    "save_steps": f"{_NOT_YET}; the final model is saved",
-    "save_strategy": f"{_NOT_YET}; the final model is saved",
+    "save_strategy": "see <checkpoint.save_steps> and <checkpoint.save_minutes>",
     "resume_from_checkpoint": _NOT_YET,
     "eval_strategy": _NOT_YET,
     "eval_steps": _NOT_YET,
     "per_device_eval_batch_size": _NOT_YET,
     "num_generations_eval": _NOT_YET,
-    "save_total_limit": f"{_NOT_YET}; the final model is saved",
     "push_to_hub": f"{_NOT_YET}; the final model is written below <run.output_dir>",
     "optim": "the optimiser is AdamW; see <training.weight_decay> and <training.adam_beta1>",
     "use_cpu": "use <learner.devices> and <engines.devices>",

@@ -15,6 +15,7 @@ from asyncgrpo.config.replay_checks import check_replay
 from asyncgrpo.config.section import Section
 from asyncgrpo.config.sections import (
     BufferSection,
+    CheckpointSection,
     DataSection,
     EnginesSection,
     GenerationSection,
@@ -49,6 +50,7 @@ class RunConfig(Section):
     learner: LearnerSection = LearnerSection()
     weights: WeightsSection = WeightsSection()
     guards: GuardsSection = GuardsSection()
+    checkpoint: CheckpointSection = CheckpointSection()
     observe: ObserveSection = ObserveSection()
 
     @property

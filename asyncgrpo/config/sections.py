@@ -268,6 +268,19 @@ class WeightsSection(Section):
     """Largest mean |difference| of log-probabilities, nats per token. Absent: 0.01 for a float32 engine, else 0.15."""
 
 
+class CheckpointSection(Section):
+    save_steps: NonNegativeInt = 0
+    """Save a checkpoint every so many steps. 0: not by steps."""
+    save_minutes: NonNegativeFloat = 30.0
+    """Save one after the first step that ends so many minutes after the last: most that a crash can cost. 0: never."""
+    save_total_limit: PositiveInt | None = 2
+    """Checkpoints that are kept, the newest. While one is written there is one more. Absent: all."""
+    keep_every: PositiveInt | None = None
+    """Save every so many steps as well, and keep those for ever. Absent: none are."""
+    save_timeout: Seconds = 1800.0
+    """Seconds that writing a checkpoint may take; then it is given up, and earlier ones stay."""
+
+
 class ObserveSection(Section):
     metrics_host: str = "127.0.0.1"
     """Address of /metrics."""

@@ -11,7 +11,7 @@ from typing import BinaryIO
 
 from asyncgrpo.errors import RunFolderError
 
-__all__ = ["replacing", "write_error", "write_text"]
+__all__ = ["replacing", "sync_directory", "write_error", "write_text"]
 
 
 @contextmanager
@@ -27,7 +27,7 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
             file.flush()
             os.fsync(file.fileno())
         os.replace(aside, path)
-        _sync_directory(path.parent)
+        sync_directory(path.parent)
     except OSError as error:
         raise write_error(path, error) from error
     finally:
@@ -48,7 +48,7 @@ def write_error(path: Path, error: OSError) -> RunFolderError:
     return RunFolderError(f"cannot write {path}: {reason}")
 
 
-def _sync_directory(path: Path) -> None:
+def sync_directory(path: Path) -> None:
     """A rename survives a power cut only once its directory is on disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:

@@ -23,7 +23,7 @@ from asyncgrpo.observe.metrics import StepRecord
 from asyncgrpo.observe.run_folder import RunFolder
 from asyncgrpo.types import Group, Sample
 
-__all__ = ["ROLLOUT_SCHEMA", "SCHEMA_VERSION", "Recorder", "read_metrics", "rollout_file"]
+__all__ = ["ROLLOUT_SCHEMA", "SCHEMA_VERSION", "Recorder", "read_metrics", "rollout_file", "step_of_rollouts"]
 
 SCHEMA_VERSION = 1
 
@@ -111,6 +111,12 @@ class Recorder:
 
 def rollout_file(folder: RunFolder, step: int) -> Path:
     return folder.rollouts_dir / f"step_{step:06d}.parquet"
+
+
+def step_of_rollouts(path: Path) -> int | None:
+    """The step whose rollouts a file has; None for those of groups left over at the end."""
+    number = path.stem.removeprefix("step_")
+    return int(number) if number.isdigit() else None
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:

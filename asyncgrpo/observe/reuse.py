@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -48,3 +49,11 @@ class ReuseMeter:
             "replay_uses_mean": float(uses.mean()) if len(uses) else float("nan"),
             "replay_groups": stored,
         }
+
+    def state(self) -> dict[str, Any]:
+        """What `restore` needs, as JSON has it."""
+        return {"passes": self.passes, "tokens": self.tokens}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Count on from `state`."""
+        self.passes, self.tokens = state["passes"], state["tokens"]

@@ -1,7 +1,7 @@
 """The folder of one run: where everything lies, and the lock that keeps two runs out of one folder.
 
-Invariant: whoever got a folder from `create` found it empty and is its only writer until `close`, or until the
-process ends in any way (the kernel then releases the lock).
+Invariant: whoever got a folder from `create` found it empty, from `reopen` with a checkpoint, and is its only writer
+until `close`, or until the process ends in any way (the kernel then releases the lock).
 """
 
 from __future__ import annotations
@@ -20,6 +20,8 @@ __all__ = ["RunFolder", "check_free"]
 
 LOCK_NAME = "run.lock"
 STARTED = {LOCK_NAME, "incarnation", "config.yaml", "prediction.json", "rollouts", "logs"}
+CHECKPOINT = "step"
+"""What names of checkpoints begin with."""
 """What a run makes before it has trained anything."""
 
 
@@ -42,6 +44,42 @@ class RunFolder:
             folder.close()
             raise
         return folder
+
+    @classmethod
+    def reopen(cls, path: str | Path) -> Self:
+        """Lock the folder of an earlier run to resume it, and count this start of it in `incarnation`.
+
+        Raises RunFolderError when there is no such folder, it is in use, or no checkpoint was saved in it. Whether one
+        is complete is for `CheckpointStore` to say.
+        """
+        folder = cls(Path(path).absolute())
+        if not folder.path.is_dir():
+            raise RunFolderError(f"run folder {folder.path} does not exist; there is nothing to resume")
+        folder._lock = _lock(folder.path)
+        try:
+            folder._count_start()
+        except BaseException:
+            folder.close()
+            raise
+        return folder
+
+    def _count_start(self) -> None:
+        if not any(self.checkpoints_dir.glob(f"{CHECKPOINT}-*/")):
+            raise RunFolderError(
+                f"run folder {self.path} has no checkpoint to resume from; remove it to start the run anew, or choose "
+                "another run.output_dir"
+            )
+        try:
+            name, _, start = self.incarnation_file.read_text().strip().partition(".")
+            following = int(start) + 1
+        except (OSError, ValueError) as error:
+            raise RunFolderError(
+                f"{self.incarnation_file} cannot be read ({error}), so versions of this start could be taken for those "
+                "of another; write NAME.START into it, as 1a2b3c4d.7, with a START that was not used yet"
+            ) from error
+        for directory in (self.rollouts_dir, self.logs_dir):
+            directory.mkdir(exist_ok=True)
+        write_text(self.incarnation_file, f"{name}.{following}\n")
 
     def _fill(self) -> None:
         # Looked at again under the lock: another run may have come and gone since the first look.
@@ -75,6 +113,11 @@ class RunFolder:
     def rollouts_dir(self) -> Path:
         """One Parquet file per step, one row per sample."""
         return self.path / "rollouts"
+
+    @property
+    def checkpoints_dir(self) -> Path:
+        """One folder per checkpoint, `step-00000012`."""
+        return self.path / "checkpoints"
 
     @property
     def logs_dir(self) -> Path:

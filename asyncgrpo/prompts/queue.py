@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 from asyncgrpo.errors import DataError
-from asyncgrpo.prompts.stream import Cursor, PromptStream
+from asyncgrpo.prompts.stream import PromptStream
 from asyncgrpo.types import Prompt
 
-__all__ = ["PromptQueue", "Ticket", "Verdict"]
+__all__ = ["PromptQueue", "Ticket", "Verdict", "ticket_state"]
 
 logger = logging.getLogger(__name__)
 
@@ -29,6 +29,12 @@ class Ticket(NamedTuple):
     prompt: Prompt
     attempt: int
     """How often it was tried before."""
+    resumed: int = 0
+    """Of these, tries that ended with a start of the run: no failures of the prompt."""
+
+    @property
+    def failures(self) -> int:
+        return self.attempt - self.resumed
 
 
 class _Waiting(NamedTuple):
@@ -78,8 +84,8 @@ class PromptQueue:
         row = ticket.prompt.row
         if row in self.quarantined:
             return "quarantined"
-        if ticket.attempt + 1 < self._max_failures:
-            again = Ticket(ticket.prompt, ticket.attempt + 1)
+        if ticket.failures + 1 < self._max_failures:
+            again = ticket._replace(attempt=ticket.attempt + 1)
             self._waiting.append(_Waiting(self._admissions + self._pause, again))
             return "reissued"
         self.quarantined[row] = str(error)
@@ -93,24 +99,28 @@ class PromptQueue:
         return "quarantined"
 
     def state(self, in_flight: Iterable[Ticket] = ()) -> dict[str, Any]:
-        """What `restore` needs, as JSON has it. Tickets in flight are saved as the first to come after a restore."""
-        again = [*(_Waiting(0, ticket) for ticket in in_flight), *self._waiting]
+        """What `restore` needs, as JSON has it. Tickets in flight are saved as the first to come after a restore: a try
+        more, but no failure more."""
+        lost = (Ticket(ticket.prompt, ticket.attempt + 1, ticket.resumed + 1) for ticket in in_flight)
+        again = [*(_Waiting(0, ticket) for ticket in lost), *self._waiting]
         return {
-            "cursor": list(self._stream.cursor),
+            "stream": self._stream.state(),
             "admissions": self._admissions,
-            "waiting": [[due, ticket.prompt.epoch, ticket.prompt.row, ticket.attempt] for due, ticket in again],
+            "waiting": [[due, *ticket_state(ticket)] for due, ticket in again],
             "quarantined": [[row, error] for row, error in self.quarantined.items()],
         }
 
-    def restore(self, state: Mapping[str, Any]) -> None:
-        """Continue as the queue that gave `state` would have, over the same dataset and configuration."""
-        self._stream.cursor = Cursor(*state["cursor"])
+    def restore(self, state: Mapping[str, Any], *, allow_changed: bool = False) -> None:
+        """Continue as the queue that gave `state` would have. Raises as `PromptStream.restore`."""
+        self._stream.restore(state["stream"], allow_changed=allow_changed)
         self._admissions = state["admissions"]
-        self._waiting = deque(
-            _Waiting(due, Ticket(self._stream.prompt(epoch, row), attempt))
-            for due, epoch, row, attempt in state["waiting"]
-        )
-        self.quarantined = dict(state["quarantined"])
+        self._waiting = deque(_Waiting(due, self.ticket(ticket)) for due, *ticket in state["waiting"])
+        self.quarantined = {row: error for row, error in state["quarantined"]}
+
+    def ticket(self, state: Sequence[int]) -> Ticket:
+        """The ticket that gave `ticket_state`."""
+        epoch, row, attempt, resumed = state
+        return Ticket(self._stream.prompt(epoch, row), attempt, resumed)
 
     def _fresh(self) -> Prompt:
         """The stream's next prompt of a row that is not quarantined."""
@@ -124,3 +134,8 @@ class PromptQueue:
             f"all {len(self.quarantined)} prompts of the dataset are quarantined: {self._max_failures} groups of each "
             f"failed; the first was row {row}: {error}; mend what it names, or raise generation.max_prompt_failures"
         )
+
+
+def ticket_state(ticket: Ticket) -> list[int]:
+    """As JSON has it."""
+    return [ticket.prompt.epoch, ticket.prompt.row, ticket.attempt, ticket.resumed]

@@ -6,6 +6,7 @@ before. A resume that sets the cursor therefore continues with exactly the promp
 
 from __future__ import annotations
 
+import hashlib
 import logging
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -108,6 +109,48 @@ class PromptStream:
         rows = (dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True))
         self._ahead = dict(zip(numbers, rows, strict=True))
 
+    def state(self) -> dict[str, Any]:
+        """What `restore` needs, as JSON has it."""
+        (following,) = self.peek(1)
+        return {
+            "cursor": list(self.cursor),
+            "rows": len(self._rows),
+            "order": self._order_settings(),
+            "next_prompt": [following.prompt_id, _digest(following)],
+        }
+
+    def restore(self, state: Mapping[str, Any], *, allow_changed: bool = False) -> None:
+        """Continue where the stream that gave `state` was.
+
+        Raises DataError when the dataset is another one: it has another number of rows, or the next prompt differs; the
+        latter is taken as it comes with `allow_changed`. Under another order of rows a new epoch begins: what is left
+        of the old one could not be told.
+        """
+        if len(self._rows) != state["rows"]:
+            raise DataError(
+                f"the dataset has {len(self._rows)} rows, but {state['rows']} when the checkpoint was saved: which "
+                "prompts come next cannot be told; resume with the dataset of the run"
+            )
+        cursor = Cursor(*state["cursor"])
+        if self._order_settings() != state["order"]:
+            self.cursor = Cursor(cursor.epoch + 1, 0)
+            logger.warning(
+                "the order of prompts was %s and is %s: epoch %d begins",
+                *(state["order"], self._order_settings(), self.cursor.epoch),
+            )
+            return
+        self.cursor = cursor
+        (following,) = self.peek(1)
+        if not allow_changed and [following.prompt_id, _digest(following)] != state["next_prompt"]:
+            raise DataError(
+                f"the next prompt ({following.prompt_id}, row {following.row}) is not the one that was to come when "
+                "the checkpoint was saved; resume with the dataset, tokenizer and chat template of the run"
+            )
+
+    def _order_settings(self) -> list[Any]:
+        shuffles = self._config.data.shuffle_dataset
+        return [shuffles, self._config.run.seed if shuffles else None]
+
     def _order_of(self, epoch: int) -> np.ndarray:
         if self._order is None or self._order_epoch != epoch:
             count = len(self._rows)
@@ -140,6 +183,10 @@ class PromptStream:
 
     def _first_usable(self) -> int:
         return next(row for row in range(len(self._rows)) if row not in self._too_long)
+
+
+def _digest(prompt: Prompt) -> str:
+    return hashlib.sha256(np.asarray(prompt.token_ids, np.int64).tobytes()).hexdigest()
 
 
 def _limit(config: RunConfig) -> int | None:

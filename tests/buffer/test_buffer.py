@@ -199,3 +199,15 @@ async def test_a_step_that_takes_its_groups_lets_others_start_under_max_unfinish
     assert await waits(admission)
     await soon(rollouts.take())
     assert await soon(admission) == (1, 0)  # while the step trains, and before anything is published
+
+
+async def test_a_drop_is_known_at_once_also_while_others_hold_the_buffer() -> None:
+    """A checkpoint that is taken meanwhile must find the fate in the contract as in the books."""
+    buffer = RolloutBuffer(StalenessContract(max_staleness=1, groups_per_step=1, total_groups=9))
+    group_id, _ = await buffer.admit()
+    async with buffer._changed:
+        dropping = asyncio.create_task(buffer.drop(group_id, "failed"))
+        await asyncio.sleep(0)
+        assert not dropping.done()
+        assert buffer.contract.fates == {"dropped:failed": 1}
+    await dropping

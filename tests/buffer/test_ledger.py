@@ -1,5 +1,6 @@
 """One fate for each group, and nothing forgotten."""
 
+import json
 import math
 
 import pytest
@@ -113,12 +114,30 @@ def test_only_trained_groups_are_kept() -> None:
         ledger.settle(0, "dropped", "stale", version=0, keep=True)
 
 
-def test_a_resumed_ledger_goes_on_where_the_other_stopped() -> None:
-    ledger = Ledger(next_id=9, waiting={"0-3": 2})
-    with pytest.raises(ValueError, match="group 8 was admitted before"):
-        ledger.admitted(8, "0-4", 0, 0)
-    ledger.admitted(9, "0-3", 2, 0)
-    assert ledger.settle(9, "trained", version=4).attempt == 2
+def test_a_restored_ledger_goes_on_where_the_other_stopped() -> None:
+    before = Ledger()
+    for group_id in range(4):
+        before.admitted(group_id, f"0-{group_id}", 0, start_version=1)
+    before.settle(0, "trained", version=1, keep=True)
+    before.used(0)
+    before.settle(1, "reissued", "stale", version=2)
+    before.settle(2, "dropped", "stale", version=2)
+    ledger = Ledger()
+    ledger.restore(json.loads(json.dumps(before.state())))
+    assert ledger.state() == before.state()
+    assert (ledger.open, ledger.waiting, ledger.kept, ledger.uses) == ([3], {"0-1": 1}, [0], 2)
+    with pytest.raises(ValueError, match="group 3 was admitted before"):
+        ledger.admitted(3, "0-4", 0, 0)
+    with pytest.raises(ValueError, match="prompt 0-3 has a group without a fate already"):
+        ledger.admitted(4, "0-3", 0, 0)
+    with pytest.raises(ValueError, match="attempt 1 is due"):
+        ledger.admitted(4, "0-1", 0, 0)
+    ledger.admitted(4, "0-1", 1, 0)
+    assert ledger.settle(4, "trained", version=4).attempt == 1
+    assert ledger.released(0) == 2
+    entry = ledger.settle(3, "trained", version=4)
+    assert (entry.prompt_id, entry.start_version) == ("0-3", 1)
+    assert ledger.totals == {"trained": 3, "reissued:stale": 1, "dropped:stale": 1}
 
 
 def test_memory_does_not_grow_with_the_run() -> None:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import resource
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 
 from asyncgrpo.observe.steps import StepMeasures
 from asyncgrpo.types import Completion, FinishReason, Group, Prompt, PromptText, Sample, StepReport
@@ -57,14 +55,3 @@ def measures(**changes: float | int | Mapping[str, int]) -> StepMeasures:
 
 def report(version: int = 3, **metrics: float) -> StepReport:
     return StepReport(version=version, metrics=metrics, seconds={"total": 4.5})
-
-
-@contextmanager
-def largest_file(limit: int) -> Iterator[None]:
-    """Make the kernel refuse to write beyond `limit` bytes, as it does on a full disk."""
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, before[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)

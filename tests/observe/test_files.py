@@ -3,7 +3,7 @@ import os
 from pathlib import Path
 
 import pytest
-from observe_cases import largest_file
+from disk_cases import largest_file
 
 from asyncgrpo.errors import RunFolderError
 from asyncgrpo.observe.files import replacing, write_error, write_text

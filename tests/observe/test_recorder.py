@@ -4,7 +4,8 @@ from pathlib import Path
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
-from observe_cases import group, largest_file, measures, report, sample
+from disk_cases import largest_file
+from observe_cases import group, measures, report, sample
 
 from asyncgrpo.errors import RunFolderError
 from asyncgrpo.observe.recorder import ROLLOUT_SCHEMA, Recorder, read_metrics

@@ -107,3 +107,46 @@ def test_of_many_processes_that_start_at_once_one_gets_the_folder(tmp_path: Path
         rival.communicate(timeout=10)
     assert sorted(first_lines) == ["", "", "locked\n"]
     assert sorted(rival.returncode for rival in rivals) == [0, 1, 1]
+
+
+def interrupted(path: Path) -> str:
+    """A folder with a checkpoint; returns its incarnation."""
+    with RunFolder.create(path) as folder:
+        (folder.checkpoints_dir / "step-00000004").mkdir(parents=True)
+        return folder.incarnation
+
+
+def test_each_reopening_counts_a_start_of_the_same_run(tmp_path: Path) -> None:
+    first = interrupted(tmp_path / "run")
+    name = first.removesuffix(".0")
+    for start in (1, 2):
+        with RunFolder.reopen(tmp_path / "run") as folder:
+            assert folder.incarnation == f"{name}.{start}"
+
+
+def test_only_one_process_reopens(tmp_path: Path) -> None:
+    first = interrupted(tmp_path / "run")
+    with RunFolder.reopen(tmp_path / "run") as folder:
+        with pytest.raises(RunFolderError, match="is in use by process"):
+            RunFolder.reopen(tmp_path / "run")
+        assert folder.incarnation == first.removesuffix("0") + "1"
+
+
+def test_a_folder_without_a_checkpoint_is_not_reopened(tmp_path: Path) -> None:
+    with RunFolder.create(tmp_path / "run") as folder:
+        (folder.checkpoints_dir / ".step-00000004.tmp-01234567").mkdir(parents=True)
+        before = folder.incarnation
+    for _ in range(2):  # its lock is free again
+        with pytest.raises(RunFolderError, match="has no checkpoint to resume from; remove it to start the run anew"):
+            RunFolder.reopen(tmp_path / "run")
+    assert folder.incarnation == before
+    with pytest.raises(RunFolderError, match="does not exist; there is nothing to resume"):
+        RunFolder.reopen(tmp_path / "absent")
+
+
+@pytest.mark.parametrize("content", ["", "ab12", "ab12.x"])
+def test_an_incarnation_that_cannot_be_counted_on_is_refused(tmp_path: Path, content: str) -> None:
+    interrupted(tmp_path / "run")
+    (tmp_path / "run" / "incarnation").write_text(content)
+    with pytest.raises(RunFolderError, match=r"incarnation cannot be read .*; write NAME\.START into it"):
+        RunFolder.reopen(tmp_path / "run")

@@ -142,4 +142,19 @@ def test_prompts_in_flight_are_the_first_after_a_restore_and_none_is_lost() -> N
     state = json.loads(json.dumps(begun.state(in_flight=[tickets[0], tickets[2]])))
     resumed = queue()
     resumed.restore(state)
-    assert names(resumed, 6) == ["0-0", "0-2", "0-4", "0-5", "0-1*", "0-6"]
+    assert names(resumed, 6) == ["0-0*", "0-2*", "0-4", "0-5", "0-1*", "0-6"]
+
+
+def test_a_start_of_the_run_is_a_try_but_no_failure_of_a_prompt() -> None:
+    prompts = queue(max_failures=2, pause=0)
+    ticket = prompts.next()
+    for start in range(1, 4):
+        state = json.loads(json.dumps(prompts.state(in_flight=[ticket])))
+        prompts = queue(max_failures=2, pause=0)
+        prompts.restore(state)
+        ticket = prompts.next()
+        assert (ticket.prompt.prompt_id, ticket.attempt, ticket.failures) == ("0-0", start, 0)
+    assert prompts.failed(ticket, ERROR) == "reissued"
+    ticket = prompts.next()
+    assert (ticket.attempt, ticket.failures) == (4, 1)
+    assert prompts.failed(ticket, ERROR) == "quarantined"

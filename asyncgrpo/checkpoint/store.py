@@ -1,0 +1,282 @@
+"""The checkpoints of one run, below RUN/checkpoints.
+
+Invariant: a folder named step-… was complete, and on disk, when it got that name. It is filled under another name,
+every file is read back, hashed and synced, then the manifest, then the directories; the rename comes last. Whatever
+stops this on the way, a full disk or a kill, leaves the former checkpoints as they were.
+
+The newest is by the number of its step, never by the order of names or by time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import logging
+import os
+import shutil
+import threading
+from collections.abc import AsyncIterator, Callable, Iterable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple, TypeVar
+
+from asyncgrpo.checkpoint.manifest import Damaged, Manifest, check, read_manifest, take_stock, write_manifest
+from asyncgrpo.checkpoint.names import (
+    aside_name,
+    parse_aside,
+    parse_rewound,
+    parse_step,
+    rewound_name,
+    step_name,
+    to_keep,
+)
+from asyncgrpo.errors import CheckpointError, RunFolderError
+from asyncgrpo.observe.files import sync_directory
+
+__all__ = ["Checkpoint", "CheckpointStore", "Draft", "Found", "Skipped"]
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """One that was complete when it was looked at."""
+
+    folder: Path
+    manifest: Manifest
+
+    @property
+    def step(self) -> int:
+        return self.manifest.step
+
+
+class Skipped(NamedTuple):
+    """A folder that cannot be resumed from."""
+
+    step: int
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{step_name(self.step)} {self.reason}"
+
+
+class Found(NamedTuple):
+    checkpoint: Checkpoint | None
+    skipped: list[Skipped]
+    """Newer ones than `checkpoint`, the newest first."""
+
+
+class _Abandoned(Exception):
+    """Nobody waits for the thread any more."""
+
+
+class CheckpointStore:
+    """One writer at a time; who holds the run folder's lock.
+
+    keep_last: newest ones that are kept, None for all. keep_every: of steps that this divides, all are kept for ever.
+    """
+
+    def __init__(self, folder: Path, *, keep_last: int | None = None, keep_every: int | None = None) -> None:
+        self.folder = folder
+        self._keep_last, self._keep_every = keep_last, keep_every
+
+    def steps(self) -> list[int]:
+        """Of all checkpoints, complete or not, the newest first."""
+        return sorted((step for name in self._names() if (step := parse_step(name)) is not None), reverse=True)
+
+    def newest_complete(self, *, hashes: bool = True) -> Found:
+        """The newest that its manifest bears out, and why newer ones do not count. Reads every byte, unless `hashes`
+        is off: then only sizes are compared."""
+        skipped: list[Skipped] = []
+        for step in self.steps():
+            try:
+                return Found(self._open(step, hashes), skipped)
+            except Damaged as error:
+                skipped.append(Skipped(step, str(error)))
+        return Found(None, skipped)
+
+    def at(self, step: int, *, hashes: bool = True) -> Checkpoint:
+        """The one of a step. Raises CheckpointError when it is not there or not complete."""
+        try:
+            return self._open(step, hashes)
+        except Damaged as error:
+            there = ", ".join(map(str, self.steps())) or "none"
+            raise CheckpointError(f"{self.folder / step_name(step)} {error}; checkpoints here: {there}") from error
+
+    @asynccontextmanager
+    async def writing(self, step: int, *, incarnation: str, config_hash: str) -> AsyncIterator[Draft]:
+        """A folder to fill, which becomes the checkpoint of `step` by `commit`. Without one, or when the block raises,
+        nothing of it is left.
+
+        Raises CheckpointError when the disk refuses, in `commit` or in the block.
+        """
+        draft = Draft(self, step, incarnation, config_hash)
+        try:
+            await _in_thread(draft._make)
+            yield draft
+        except (OSError, RunFolderError) as error:
+            raise _cannot_save(step, error) from error
+        finally:
+            draft._abandoned.set()
+            await asyncio.to_thread(shutil.rmtree, draft.folder, ignore_errors=True)  # gone, once it is committed
+
+    def clear_leftovers(self) -> list[str]:
+        """Remove what a killed process was writing or removing; returns the names. For the start of a run."""
+        left = [name for name in self._names() if parse_aside(name)]
+        for name in left:
+            step, kind = parse_aside(name) or (0, "")
+            target = self.folder / step_name(step)
+            if kind == "old" and not target.exists():  # the kill came before the new one took its place
+                os.rename(self.folder / name, target)
+            else:
+                shutil.rmtree(self.folder / name, ignore_errors=True)
+        return left
+
+    def set_aside_after(self, step: int) -> list[str]:
+        """A run resumes from `step`: later checkpoints are of a course no longer taken. They are renamed, and removed
+        once this run has saved as late a step; returns their names."""
+        names = self._names()
+        renamed = []
+        for later in [other for other in self.steps() if other > step]:
+            renamed.append(rewound_name(later, names))
+            os.rename(self.folder / step_name(later), self.folder / renamed[-1])
+        if renamed:
+            sync_directory(self.folder)
+        return renamed
+
+    def _open(self, step: int, hashes: bool) -> Checkpoint:
+        folder = self.folder / step_name(step)
+        manifest = read_manifest(folder)
+        if manifest.step != step:
+            raise Damaged(f"holds the checkpoint of step {manifest.step}: it was renamed")
+        check(folder, manifest, hashes=hashes)
+        return Checkpoint(folder, manifest)
+
+    def _names(self) -> list[str]:
+        try:
+            return os.listdir(self.folder)
+        except FileNotFoundError:
+            return []
+
+    def _install(self, draft: Path, step: int) -> None:
+        """Give a complete folder its name; one of the same step makes room, and comes back if a kill gets between."""
+        target = self.folder / step_name(step)
+        if target.exists():
+            os.rename(target, self.folder / aside_name(step, "old"))
+        os.rename(draft, target)
+        sync_directory(self.folder)
+
+    def _prune(self, newest: int) -> None:
+        """What cannot be removed costs space, not the run."""
+        complete = [step for step in self.steps() if self._is_complete(step)]
+        kept = to_keep(complete, self._keep_last, self._keep_every)
+        for name in self._names():
+            step, aside, rewound = parse_step(name), parse_aside(name), parse_rewound(name)
+            is_pruned = step is not None and step < newest and step not in kept
+            is_outdone = (aside is not None and aside[1] != "tmp") or (rewound is not None and rewound <= newest)
+            if not (is_pruned or is_outdone):
+                continue
+            try:
+                path = self.folder / name
+                if step is not None:  # so that no reader finds half of it
+                    path = self.folder / aside_name(step, "gone")
+                    os.rename(self.folder / name, path)
+                shutil.rmtree(path)
+            except OSError as error:
+                logger.warning("cannot remove %s: %s", self.folder / name, error)
+
+    def _is_complete(self, step: int) -> bool:
+        try:
+            self._open(step, hashes=False)
+        except Damaged:
+            return False
+        return True
+
+
+class Draft:
+    """A checkpoint in the making."""
+
+    def __init__(self, store: CheckpointStore, step: int, incarnation: str, config_hash: str) -> None:
+        self._store, self._step, self._incarnation, self._config_hash = store, step, incarnation, config_hash
+        self._abandoned = threading.Event()
+        self.folder = store.folder / aside_name(step, "tmp")
+        """To be filled with plain files and folders, by any process of this host."""
+
+    async def run(self, write: Callable[[Path], None]) -> None:
+        """Have `write(folder)` run in a thread."""
+        await _in_thread(lambda: write(self.folder), self._abandoned)
+
+    async def commit(self, sync: Iterable[Path] = ()) -> Checkpoint:
+        """Make what was filled in the checkpoint of its step, then prune.
+
+        sync: files outside that are to be on disk first, as logs whose length is recorded inside.
+        """
+        manifest = await _in_thread(lambda: self._commit(list(sync)), self._abandoned)
+        return Checkpoint(self._store.folder / step_name(self._step), manifest)
+
+    def _make(self) -> None:
+        self.folder.mkdir(parents=True)
+
+    def _commit(self, sync: list[Path]) -> Manifest:
+        for path in sync:
+            _sync_file(path)
+        manifest = take_stock(
+            self.folder,
+            step=self._step,
+            incarnation=self._incarnation,
+            config_hash=self._config_hash,
+            alive=self._check_alive,
+        )
+        write_manifest(self.folder, manifest)
+        for at, _, _ in os.walk(self.folder):
+            sync_directory(Path(at))
+        self._check_alive()
+        self._store._install(self.folder, self._step)
+        self._store._prune(self._step)
+        return manifest
+
+    def _check_alive(self) -> None:
+        if self._abandoned.is_set():
+            raise _Abandoned
+
+
+async def _in_thread(work: Callable[[], T], abandoned: threading.Event | None = None) -> T:
+    """Its result. A caller that is cancelled waits until the thread has stopped: it must not write to what the caller
+    then removes."""
+    task = asyncio.ensure_future(asyncio.to_thread(work))
+    try:
+        return await asyncio.shield(task)
+    except asyncio.CancelledError:
+        if abandoned is not None:
+            abandoned.set()
+        await asyncio.wait({task})
+        if not task.cancelled():
+            task.exception()  # nobody is left to be told
+        raise
+
+
+def _sync_file(path: Path) -> None:
+    try:
+        descriptor = os.open(path, os.O_RDONLY)
+    except FileNotFoundError:
+        return
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _cannot_save(step: int, error: OSError | RunFolderError) -> CheckpointError:
+    cause = error if isinstance(error, OSError) else error.__cause__
+    number = cause.errno if isinstance(cause, OSError) else None
+    reason = (cause.strerror if isinstance(cause, OSError) else None) or str(error)
+    where = f" ({cause.filename})" if isinstance(cause, OSError) and cause.filename else ""
+    remedy = "see that run.output_dir can be written"
+    if number in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+        remedy = "free disk space, or lower checkpoint.save_total_limit"
+    return CheckpointError(
+        f"cannot save the checkpoint of step {step}: {reason}{where}; {remedy}. Earlier checkpoints are intact"
+    )

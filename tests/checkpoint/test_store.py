@@ -1,0 +1,285 @@
+"""A checkpoint appears complete or not at all, and what is damaged is passed over by name."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from disk_cases import largest_file
+
+from asyncgrpo.checkpoint.manifest import MANIFEST
+from asyncgrpo.checkpoint.store import Checkpoint, CheckpointStore
+from asyncgrpo.errors import CheckpointError
+
+CONTENT = {"state.json": b"{}", "learner/weights.safetensors": b"w" * 5000, "learner/rank-0/rng.json": b"[1]"}
+
+
+def fill(folder: Path, step: int = 0) -> None:
+    for name, content in CONTENT.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(content + str(step).encode())
+
+
+async def save(store: CheckpointStore, step: int) -> Checkpoint:
+    async with store.writing(step, incarnation="ab.0", config_hash="cd") as draft:
+        await draft.run(lambda folder: fill(folder, step))
+        return await draft.commit()
+
+
+def names(store: CheckpointStore) -> list[str]:
+    return sorted(os.listdir(store.folder))
+
+
+async def test_what_was_filled_in_is_found_under_its_step(tmp_path: Path) -> None:
+    store = CheckpointStore(tmp_path / "checkpoints")
+    saved = await save(store, 12)
+    assert saved.folder == tmp_path / "checkpoints" / "step-00000012"
+    assert names(store) == ["step-00000012"]
+    found = CheckpointStore(store.folder).newest_complete()
+    assert found.skipped == []
+    assert found.checkpoint == saved
+    assert (saved.step, saved.manifest.incarnation, saved.manifest.config_hash) == (12, "ab.0", "cd")
+    assert {name: record.size for name, record in saved.manifest.files.items()} == {
+        name: len(content) + 2 for name, content in CONTENT.items()
+    }
+    assert (saved.folder / "learner/rank-0/rng.json").read_bytes() == b"[1]12"
+
+
+async def test_nothing_is_visible_before_the_commit_and_nothing_left_without_one(tmp_path: Path) -> None:
+    store = CheckpointStore(tmp_path)
+    async with store.writing(3, incarnation="ab.0", config_hash="cd") as draft:
+        fill(draft.folder)
+        assert store.steps() == []
+        assert draft.folder.parent == tmp_path
+    assert names(store) == []
+    assert store.newest_complete() == (None, [])
+
+
+async def test_an_error_in_the_block_leaves_the_former_ones_alone(tmp_path: Path) -> None:
+    store = CheckpointStore(tmp_path)
+    former = await save(store, 1)
+    with pytest.raises(KeyError):
+        async with store.writing(2, incarnation="ab.0", config_hash="cd") as draft:
+            fill(draft.folder)
+            raise KeyError("learner")
+    assert names(store) == ["step-00000001"]
+    assert store.newest_complete().checkpoint == former
+
+
+@pytest.mark.parametrize("limit", [100, 5020], ids=["in the files", "in the manifest"])
+async def test_a_full_disk_is_named_with_a_remedy_and_the_former_one_stays(tmp_path: Path, limit: int) -> None:
+    store = CheckpointStore(tmp_path)
+    former = await save(store, 1)
+    many = {f"learner/{index:0200d}": b"x" for index in range(40)} if limit > 5000 else {}
+    with largest_file(limit), pytest.raises(CheckpointError) as caught:
+        async with store.writing(2, incarnation="ab.0", config_hash="cd") as draft:
+            await draft.run(fill)
+            for name, content in many.items():
+                (draft.folder / name).write_bytes(content)
+            await draft.commit()
+    assert str(caught.value).startswith("cannot save the checkpoint of step 2: File too large")
+    assert str(caught.value).endswith(
+        "free disk space, or lower checkpoint.save_total_limit. Earlier checkpoints are intact"
+    )
+    assert caught.value.exit_code == 8
+    assert names(store) == ["step-00000001"]
+    assert store.newest_complete().checkpoint == former
+
+
+async def test_a_link_is_refused(tmp_path: Path) -> None:
+    store = CheckpointStore(tmp_path / "checkpoints")
+    (tmp_path / "elsewhere").write_text("weights")
+    with pytest.raises(ValueError, match="is neither a file nor a folder"):
+        async with store.writing(2, incarnation="ab.0", config_hash="cd") as draft:
+            (draft.folder / "weights").symlink_to(tmp_path / "elsewhere")
+            await draft.commit()
+    assert names(store) == []
+
+
+@pytest.mark.parametrize("name", [*CONTENT, MANIFEST])
+@pytest.mark.parametrize("damage", ["truncated", "missing", "flipped", "emptied"])
+async def test_a_damaged_one_is_passed_over_and_named(tmp_path: Path, name: str, damage: str) -> None:
+    store = CheckpointStore(tmp_path)
+    former = await save(store, 7)
+    path = (await save(store, 12)).folder / name
+    content = path.read_bytes()
+    match damage:
+        case "truncated":
+            path.write_bytes(content[:-2])
+        case "missing":
+            path.unlink()
+        case "flipped":
+            path.write_bytes(content[:1] + bytes([content[1] ^ 1]) + content[2:])
+        case "emptied":
+            path.write_bytes(b"")
+    checkpoint, skipped = store.newest_complete()
+    assert checkpoint == former
+    assert len(skipped) == 1
+    assert str(skipped[0]).startswith("step-00000012 ")
+    assert name in str(skipped[0])
+    with pytest.raises(CheckpointError, match=f"step-00000012 .*{name}.*; checkpoints here: 12, 7"):
+        store.at(12)
+    assert store.at(7) == former
+
+
+async def test_a_flipped_bit_is_seen_by_its_checksum_only(tmp_path: Path) -> None:
+    store = CheckpointStore(tmp_path)
+    path = (await save(store, 12)).folder / "state.json"
+    path.write_bytes(b"[" + path.read_bytes()[1:])
+    assert store.newest_complete(hashes=False).checkpoint is not None
+    assert store.newest_complete().skipped[0].reason == "state.json is not what was written: its checksum differs"
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"format": 2}, "has format 2; this version of asyncgrpo reads 1"),
+        ({"step": 13}, "manifest.json was changed after it was written"),
+        ({"files": {}}, "manifest.json was changed after it was written"),
+    ],
+)
+async def test_a_changed_manifest_is_passed_over(tmp_path: Path, change: dict[str, object], reason: str) -> None:
+    store = CheckpointStore(tmp_path)
+    path = (await save(store, 12)).folder / MANIFEST
+    path.write_text(json.dumps(json.loads(path.read_text()) | change))
+    assert [skipped.reason for skipped in store.newest_complete().skipped] == [reason]
+
+
+async def test_a_renamed_one_is_passed_over(tmp_path: Path) -> None:
+    store = CheckpointStore(tmp_path)
+    (await save(store, 12)).folder.rename(tmp_path / "step-00000020")
+    assert store.newest_complete().skipped == [(20, "holds the checkpoint of step 12: it was renamed")]
+
+
+async def test_the_newest_is_by_number_not_by_name_or_time(tmp_path: Path) -> None:
+    store = CheckpointStore(tmp_path)
+    for step in (100_000_000, 99_999_999, 9):
+        await save(store, step)
+    os.utime(tmp_path / "step-00000009", (2**31, 2**31))
+    shutil.copytree(tmp_path / "step-100000000", tmp_path / "step-latest")
+    shutil.copytree(tmp_path / "step-100000000", tmp_path / "step-0200000000")
+    found = store.newest_complete().checkpoint
+    assert found is not None
+    assert found.step == 100_000_000
+    assert store.steps() == [100_000_000, 99_999_999, 9]
+
+
+async def test_the_newest_and_every_so_many_are_kept(tmp_path: Path) -> None:
+    store = CheckpointStore(tmp_path, keep_last=2, keep_every=4)
+    for step in range(1, 12):
+        await save(store, step)
+    assert store.steps() == [11, 10, 8, 4]
+    assert names(store) == [f"step-{step:08d}" for step in (4, 8, 10, 11)]
+
+
+async def test_a_damaged_one_does_not_count_among_those_kept(tmp_path: Path) -> None:
+    store = CheckpointStore(tmp_path, keep_last=2)
+    for step in (1, 2):
+        await save(store, step)
+    (tmp_path / "step-00000002" / "state.json").unlink()
+    await save(store, 3)
+    assert store.steps() == [3, 1]
+
+
+async def test_saving_a_step_again_replaces_it(tmp_path: Path) -> None:
+    store = CheckpointStore(tmp_path, keep_last=1)
+    await save(store, 5)
+    (tmp_path / "step-00000005" / "state.json").write_bytes(b"torn")
+    again = await save(store, 5)
+    assert store.newest_complete() == (again, [])
+    assert names(store) == ["step-00000005"]
+
+
+async def test_leftovers_of_a_kill_are_removed_and_a_half_replaced_one_comes_back(tmp_path: Path) -> None:
+    store = CheckpointStore(tmp_path)
+    saved = await save(store, 5)
+    saved.folder.rename(tmp_path / ".step-00000005.old-00000000")
+    for left in (".step-00000006.tmp-01234567", ".step-00000004.gone-01234567"):
+        fill(tmp_path / left)
+    fill(tmp_path / "notes")
+    cleared = store.clear_leftovers()
+    assert len(cleared) == 3
+    assert names(store) == ["notes", "step-00000005"]
+    assert store.newest_complete() == (saved, [])
+
+
+async def test_later_ones_are_set_aside_by_a_resume_and_go_once_they_are_outdone(tmp_path: Path) -> None:
+    store = CheckpointStore(tmp_path)
+    for step in (4, 8, 12):
+        await save(store, step)
+    assert sorted(store.set_aside_after(4)) == ["step-00000008.rewound-1", "step-00000012.rewound-1"]
+    assert store.newest_complete().checkpoint == store.at(4)
+    await save(store, 6)
+    assert store.set_aside_after(4) == ["step-00000006.rewound-1"]
+    await save(store, 8)
+    assert names(store) == ["step-00000004", "step-00000008", "step-00000012.rewound-1"]
+    assert store.set_aside_after(8) == []
+
+
+async def test_a_cancelled_commit_leaves_nothing(tmp_path: Path) -> None:
+    store = CheckpointStore(tmp_path)
+
+    async def begin() -> None:
+        async with store.writing(2, incarnation="ab.0", config_hash="cd") as draft:
+            fill(draft.folder)
+            for index in range(300):
+                (draft.folder / f"{index}").write_bytes(b"")
+            started.set()
+            await draft.commit()
+
+    started = asyncio.Event()
+    task = asyncio.create_task(begin())
+    await started.wait()
+    await asyncio.sleep(0)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert names(store) == []
+
+
+SAVE_FOR_EVER = """
+import asyncio, sys
+from pathlib import Path
+from asyncgrpo.checkpoint.store import CheckpointStore
+
+async def main():
+    store, step = CheckpointStore(Path(sys.argv[1]), keep_last=2), 0
+    while True:
+        step += 1
+        async with store.writing(step, incarnation="ab.0", config_hash="cd") as draft:
+            for index in range(20):
+                (draft.folder / str(index)).write_bytes(str(step).encode() * 1000)
+            await draft.commit()
+        print(step, flush=True)
+
+asyncio.run(main())
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("after", [1, 2, 3, 5, 8])
+def test_after_a_kill_at_any_moment_the_last_one_that_was_saved_is_complete(tmp_path: Path, after: int) -> None:
+    writer = subprocess.Popen([sys.executable, "-c", SAVE_FOR_EVER, str(tmp_path)], stdout=subprocess.PIPE, text=True)
+    assert writer.stdout is not None
+    try:
+        lines = [writer.stdout.readline() for _ in range(after)]
+    finally:
+        writer.send_signal(signal.SIGKILL)
+        rest, _ = writer.communicate(timeout=10)
+    said = int([*lines, *rest.split()][-1])
+    store = CheckpointStore(tmp_path)
+    store.clear_leftovers()
+    checkpoint, skipped = store.newest_complete()
+    assert skipped == []
+    assert checkpoint is not None
+    assert checkpoint.step in (said, said + 1)
+    assert len(store.steps()) in (min(said, 2), 2, 3)  # the third is about to be removed
+    for name in checkpoint.manifest.files:
+        assert (checkpoint.folder / name).read_text() == str(checkpoint.step) * 1000
