@@ -1,8 +1,10 @@
 """Which engine takes the next group, and which policy version each engine serves. Bookkeeping only: no I/O, no tasks.
 
     joining --mark_served--> serving --eject--> ejected --mark_served--> serving
-                                                   |
-                                                  lose --> lost (nobody expects it back)
+                                                |    ^
+                                              lose  expect
+                                                v    |
+                                                lost (nobody expects it back)
 
 Invariants: only serving engines get work, and no more requests than their limit. An engine's outstanding tokens are the
 sum over its open leases of what they have not given back, so they return to 0 when the leases end, however they end.
@@ -102,6 +104,11 @@ class EnginePool:
         self.eject(engine, cause)
         self._seats[engine].state, self._seats[engine].cause = "lost", cause
         self._announce()
+
+    def expect(self, engine: str) -> None:
+        """One that was lost may come back after all."""
+        if self._seats[engine].state == "lost":
+            self._seats[engine].state = "ejected"
 
     def mark_served(self, engine: str, version: int) -> None:
         """From now on, tokens of this engine are sampled by `version`, and it gets work."""
