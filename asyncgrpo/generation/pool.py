@@ -18,9 +18,10 @@ import secrets
 from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager
 
-from asyncgrpo.errors import AsyncGRPOError, EngineError, EngineRejected, EngineUnavailable
+from asyncgrpo.errors import AsyncGRPOError, EngineError, EngineRejected, EngineUnavailable, ForeignWeights
 from asyncgrpo.generation.client import EngineClient
 from asyncgrpo.generation.lease import Lease, Queue, Seat, Wish
+from asyncgrpo.types import EjectionReason
 
 STRIKES = 3
 """Groups in a row with a failed request, after which an engine is ejected. One hopeless prompt is one group."""
@@ -31,8 +32,8 @@ class EnginePool:
 
     def __init__(self, clients: Sequence[EngineClient], *, run_id: str | None = None) -> None:
         self.run_id = secrets.token_hex(4) if run_id is None else run_id
-        self.on_ejected: Callable[[str, AsyncGRPOError], None] = lambda engine, cause: None
-        """Called inside `eject` with the engine's name and the cause."""
+        self.on_ejected: Callable[[str, AsyncGRPOError, EjectionReason], None] = lambda engine, cause, reason: None
+        """Called inside `eject` with the engine's name, the cause and the reason."""
         self._seats = {client.name: Seat(client) for client in clients}
         if len(self._seats) != len(clients):
             raise ValueError(f"engine names repeat: {[client.name for client in clients]}")
@@ -76,26 +77,29 @@ class EnginePool:
         self._serve_queue()
 
     def report(self, engine: str, error: EngineError | None, group: int | None = None) -> None:
-        """How a generate request ended; None: well. Engines that fail for STRIKES groups in a row are ejected.
+        """How a generate request ended; None: well. Engines that fail for STRIKES groups in a row are ejected, those
+        with foreign weights at once.
 
         A refused request (EngineRejected) is the request's fault. group: whose request; absent, one of its own.
         """
         seat = self._seats[engine]
         if error is None:
             seat.strikes.clear()
+        elif isinstance(error, ForeignWeights):
+            self.eject(engine, error, "foreign_weights")
         elif seat.state == "serving" and not isinstance(error, EngineRejected):
             seat.strikes.add(next(self._numbers) if group is None else ("group", group))
             if len(seat.strikes) >= STRIKES:
                 self.eject(engine, error)
 
-    def eject(self, engine: str, cause: AsyncGRPOError) -> None:
+    def eject(self, engine: str, cause: AsyncGRPOError, reason: EjectionReason = "requests") -> None:
         """Give it no work; what it has of leases ends with EngineUnavailable."""
         seat = self._seats[engine]
         if seat.state in ("ejected", "lost"):
             return
         seat.state, seat.cause = "ejected", cause
         seat.strikes.clear()
-        self.on_ejected(engine, cause)
+        self.on_ejected(engine, cause, reason)
         seat.requests_of_leases.sever(seat.unavailable)
         self._announce()
 

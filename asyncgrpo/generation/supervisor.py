@@ -1,6 +1,6 @@
 """Looks after the engines of a run: ejects those that fail, brings them back, and says when none can come back.
 
-    serving --process ended, 3 failed looks, strikes, failed publish--> ejected
+    serving --process ended, silent or 3 failed looks, foreign weights, strikes, failed publish--> ejected
        ^                                                                  |
        |                                               wait, doubling from 1 s to 60 s
        |                                                                  |
@@ -35,6 +35,7 @@ from asyncgrpo.generation.pool import EnginePool
 from asyncgrpo.generation.server import ManagedEngine
 from asyncgrpo.generation.startup import until_healthy
 from asyncgrpo.generation.ward import Ward, comeback
+from asyncgrpo.types import EjectionReason
 
 logger = logging.getLogger(__name__)
 
@@ -48,6 +49,7 @@ class Publishing(Protocol):
     def holds_learner(self) -> bool: ...
     def leave(self, engine: str) -> None: ...
     async def join(self, engine: str) -> None: ...
+    def given(self, engine: str) -> str | None: ...
     def was_paused(self, engine: str) -> bool: ...
 
 
@@ -78,6 +80,7 @@ class Supervisor:
                 looks=Looks(
                     client,
                     config,
+                    given=partial(publisher.given, client.name),
                     was_paused=partial(publisher.was_paused, client.name),
                     set_limit=partial(pool.set_limit, client.name),
                 ),
@@ -90,16 +93,20 @@ class Supervisor:
         """Return never. When no engine serves and none can come back, raises why the first one left."""
         self.has_begun = True
         self._pool.on_ejected = self._on_ejected
-        self._publisher.on_failed = self._pool.eject
+        self._publisher.on_failed = partial(self._pool.eject, reason="publish")
         await gather_all(*(self._look_after(ward) for ward in self._wards.values()))
+
+    def ward(self, engine: str) -> Ward:
+        """What is known of it."""
+        return self._wards[engine]
 
     def is_expected(self, engine: str) -> bool:
         """It serves, or may come back; it was not given up."""
         return engine not in self._lost
 
-    def _on_ejected(self, engine: str, cause: AsyncGRPOError) -> None:
+    def _on_ejected(self, engine: str, cause: AsyncGRPOError, reason: EjectionReason) -> None:
         ward = self._wards[engine]
-        ward.cause = cause
+        ward.cause, ward.reason = cause, reason
         ward.ejected.set()
         self._publisher.leave(engine)
 
@@ -117,8 +124,8 @@ class Supervisor:
             logger.warning("%s serves again, after %d tries in all", ward.name, ward.comeback.tries)
 
     async def _until_unwell(self, ward: Ward) -> None:
-        """Eject an engine that fails several looks in a row."""
-        self._pool.eject(ward.name, await ward.looks.until_failed())
+        """Eject an engine that fails looks at it."""
+        self._pool.eject(ward.name, *await ward.looks.until_failed())
 
     async def _until_ended(self, ward: Ward) -> None:
         """Eject an engine whose process ends."""
@@ -128,7 +135,7 @@ class Supervisor:
         try:
             await ward.process.watch()
         except EngineError as error:
-            self._pool.eject(ward.name, error)
+            self._pool.eject(ward.name, error, "died")
 
     async def _bring_back(self, ward: Ward, cause: AsyncGRPOError) -> bool:
         """True: it serves the current version. False: it will not be tried again."""
@@ -162,7 +169,9 @@ class Supervisor:
         try:
             await self._join(ward)
         except (EngineError, PublishError, ConfigError) as error:
-            self._pool.eject(ward.name, error)  # it may have joined in the very moment in which its process ended
+            self._pool.eject(
+                ward.name, error, "died"
+            )  # it may have joined in the very moment in which its process ended
             ward.comeback.refused()
             ward.refusal = error
             logger.warning("%s is well but cannot join (try %d): %s", ward.name, ward.comeback.tries, error)

@@ -11,6 +11,7 @@ from asyncgrpo.generation.client import EngineClient
 from asyncgrpo.generation.comeback import Comeback
 from asyncgrpo.generation.looks import Looks
 from asyncgrpo.generation.server import ManagedEngine
+from asyncgrpo.types import EjectionReason
 
 
 @dataclass(slots=True, kw_only=True)
@@ -23,6 +24,8 @@ class Ward:
     looks: Looks
     ejected: asyncio.Event = field(default_factory=asyncio.Event)
     cause: AsyncGRPOError | None = None
+    """Of its last ejection."""
+    reason: EjectionReason = "requests"
     """Of its last ejection."""
     refusal: AsyncGRPOError | None = None
     """Why it last could not join although it was well."""

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from asyncgrpo.config import RunConfig
-from asyncgrpo.errors import AsyncGRPOError, ConfigError, EngineError, EngineUnavailable, PublishError
+from asyncgrpo.errors import AsyncGRPOError, ConfigError, EngineError, EngineSilent, EngineUnavailable, PublishError
 from asyncgrpo.generation.load import EngineLoad
 from asyncgrpo.generation.pool import EnginePool
 from asyncgrpo.generation.supervisor import Supervisor
@@ -22,13 +22,21 @@ class Client:
 
     def __init__(self, name: str) -> None:
         self.name, self.is_well = name, True
+        self.url = f"http://{name}"
         self.looks = 0
+        self.weights = "1:3"
+        self.is_silent = False
         self.loads: EngineLoad | None = None
 
     async def health(self) -> None:
         self.looks += 1
+        if self.is_silent:
+            raise EngineSilent(f"{self.name} did not answer")
         if not self.is_well:
             raise EngineUnavailable(f"{self.name} answered 503")
+
+    async def weight_version(self) -> str:
+        return self.weights
 
     async def load(self) -> EngineLoad:
         if self.loads is None:
@@ -66,7 +74,7 @@ class Process:
         self._starts -= 1
         if self._starts >= 0:
             self._ended.clear()
-            self._client.is_well = True
+            self._client.is_well, self._client.is_silent = True, False
 
     def log_tail(self) -> str:
         return "last words"
@@ -75,9 +83,10 @@ class Process:
 class Publisher:
     holds_learner = False
 
-    def __init__(self, pool: EnginePool, log: Log) -> None:
+    def __init__(self, pool: EnginePool, clients: dict[str, Client], log: Log) -> None:
         self.on_failed: Callable[[str, PublishError], None] | None = None
-        self._pool, self._log = pool, log
+        self._pool, self._clients, self._log = pool, clients, log
+        self.is_loading = False
         self.on_joining: Callable[[], Awaitable[None]] = self.nothing
         self.on_joined: Callable[[], Awaitable[None]] = self.nothing
         self.refused: set[str] = set()
@@ -95,7 +104,12 @@ class Publisher:
             raise PublishError(f"publish of version 7 to {engine} failed: out of memory")
         await self.on_joining()
         self._pool.mark_served(engine, 7)
+        self._clients[engine].weights = "1:7"
         await self.on_joined()
+
+    def given(self, engine: str) -> str | None:
+        version = self._pool.versions[engine]
+        return None if version is None or self.is_loading else f"1:{version}"
 
     def was_paused(self, engine: str) -> bool:
         return False
@@ -111,7 +125,7 @@ class Case:
         self.pool = EnginePool(list(self.clients.values()))  # type: ignore[arg-type]
         for name in self.clients:
             self.pool.mark_served(name, 3)
-        self.publisher = Publisher(self.pool, self.log)
+        self.publisher = Publisher(self.pool, self.clients, self.log)
         self.supervisor = Supervisor(
             self.pool,
             self.processes,  # type: ignore[arg-type]

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from supervision_cases import supervised
 
-from asyncgrpo.errors import EngineUnavailable, PublishError
+from asyncgrpo.errors import EngineUnavailable, ForeignWeights, PublishError
 from asyncgrpo.generation.load import EngineLoad
 from asyncgrpo.generation.pool import EnginePool
 
@@ -223,3 +223,33 @@ async def test_an_engine_that_ends_in_the_moment_in_which_it_joins_gets_no_work(
         case.publisher.on_joined = case.publisher.nothing
         await case.until(lambda: case.pool.serving == ["a", "b"])
         assert case.log.count("a leaves") == 2
+
+
+async def test_an_engine_started_anew_between_two_looks_is_found_by_its_weights() -> None:
+    async with supervised(external="ab") as case:
+        case.clients["a"].weights = "default"
+        await case.until(lambda: case.log == ["a leaves", "verify a", "a joins"])
+        ward = case.supervisor.ward("a")
+        assert (ward.reason, type(ward.cause)) == ("foreign_weights", ForeignWeights)
+        assert str(ward.cause) == "engine a at http://a serves weights 'default', and was given '1:3'"
+        assert case.pool.versions == {"a": 7, "b": 3}
+
+
+async def test_weights_are_not_judged_while_they_change() -> None:
+    async with supervised(external="ab") as case:
+        case.publisher.is_loading = True
+        case.clients["a"].weights = "incomplete"
+        looks = case.clients["a"].looks
+        await case.until(lambda: case.clients["a"].looks >= looks + 3)
+        assert case.log == []
+
+
+async def test_one_look_without_an_answer_is_enough_and_a_managed_engine_is_started_anew() -> None:
+    async with supervised(managed="a", external="b") as case:
+        case.clients["a"].is_silent = True
+        looks = case.clients["a"].looks
+        await case.until(lambda: "a leaves" in case.log)
+        assert case.clients["a"].looks == looks + 1
+        await case.until(lambda: case.pool.serving == ["a", "b"])
+        assert case.log == ["a leaves", "stop a", "restart a", "verify a", "a joins"]
+        assert case.supervisor.ward("a").reason == "silent"
