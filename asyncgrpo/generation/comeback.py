@@ -41,6 +41,14 @@ class Comeback:
             return False
         return now < self._away_since + self.patience
 
+    def describe(self) -> str:
+        """What happens next, for the user."""
+        if self.max_tries is None:
+            return f"waiting for it, for {self.patience:g} s"
+        if self.tries < self.max_tries:
+            return f"restarting ({self.tries + 1} of {self.max_tries})"
+        return f"not restarted any more ({self.tries} times so far)"
+
     def next_try(self, now: float) -> float:
         """Seconds to wait before the next try, which is counted."""
         assert self._away_since is not None, "ejected() first"

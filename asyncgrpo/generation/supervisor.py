@@ -31,6 +31,7 @@ from asyncgrpo.errors import AsyncGRPOError, ConfigError, EngineError, PublishEr
 from asyncgrpo.generation.client import EngineClient
 from asyncgrpo.generation.comeback import FIRST_WAIT_SECONDS
 from asyncgrpo.generation.looks import Looks
+from asyncgrpo.generation.news import Observer
 from asyncgrpo.generation.pool import EnginePool
 from asyncgrpo.generation.server import ManagedEngine
 from asyncgrpo.generation.startup import until_healthy
@@ -66,12 +67,13 @@ class Supervisor:
         publisher: Publishing,
         config: RunConfig,
         verify: Callable[[EngineClient], Awaitable[None]],
+        observer: Observer,
         first_wait: float = FIRST_WAIT_SECONDS,
     ) -> None:
         self.verdict: AsyncGRPOError | None = None
         """What `run` raised because no engine is left."""
         self.has_begun = False
-        self._pool, self._publisher, self._verify = pool, publisher, verify
+        self._pool, self._publisher, self._verify, self._observer = pool, publisher, verify, observer
         self._wards = {
             client.name: Ward(
                 client=client,
@@ -114,14 +116,23 @@ class Supervisor:
         """One engine, until nobody tries to bring it back any more."""
         while True:
             await first_of(ward.ejected.wait(), self._until_unwell(ward), self._until_ended(ward))
-            ward.comeback.ejected(time.monotonic())
+            left_at = time.monotonic()
+            ward.comeback.ejected(left_at)
             cause = await ward.explain()
-            logger.warning("%s gets no more work: %s", ward.name, cause)
+            self._observer.left(ward.name, ward.reason, str(cause), self._plan(ward))
             if ward.process is not None:
                 await ward.process.stop()
             if not await self._bring_back(ward, cause):
                 return
-            logger.warning("%s serves again, after %d tries in all", ward.name, ward.comeback.tries)
+            version = self._pool.versions[ward.name]
+            assert version is not None, "it has joined"
+            self._observer.is_back(ward.name, version, time.monotonic() - left_at)
+
+    def _plan(self, ward: Ward) -> str:
+        """What will be done about an engine that left."""
+        if self._publisher.holds_learner:
+            return "it cannot come back: weights.transport=nccl has one NCCL group per start"
+        return ward.comeback.describe()
 
     async def _until_unwell(self, ward: Ward) -> None:
         """Eject an engine that fails looks at it."""
@@ -140,7 +151,6 @@ class Supervisor:
     async def _bring_back(self, ward: Ward, cause: AsyncGRPOError) -> bool:
         """True: it serves the current version. False: it will not be tried again."""
         if self._publisher.holds_learner:
-            logger.warning("%s does not come back: weights.transport=nccl has one NCCL group per start", ward.name)
             self._give_up(ward, cause)
             return False
         while True:
@@ -183,6 +193,7 @@ class Supervisor:
         if ward.process is None:
             await ward.client.health()
         else:
+            self._observer.restarting(ward.name)
             await ward.process.restart()
             await until_healthy(ward.client, ward.process)
 
@@ -206,7 +217,7 @@ class Supervisor:
             return
         self._lost[ward.name] = cause
         if len(self._lost) < len(self._wards):
-            logger.error("%s is given up after %d tries: %s", ward.name, ward.comeback.tries, cause)
+            self._observer.given_up(ward.name, str(cause))
             self._pool.lose(ward.name, cause)
             return
         # Not told to the pool: whoever waits for an engine would fail too, for a reason that says less.

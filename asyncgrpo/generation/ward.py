@@ -36,12 +36,13 @@ class Ward:
 
     async def explain(self) -> AsyncGRPOError:
         """The cause of its ejection. A dying engine first shows as a failed request or publish: then the end of its
-        process instead, if it ended; else with what it last said."""
+        process instead, if it ended, which then is the reason; else with what it last said."""
         cause = self.cause
         assert cause is not None
         if self.process is None:
             return cause
         if (death := await self.process.death()) is not None:
+            self.reason = "died"
             return death
         return type(cause)(f"{cause}\n{self.name}: {self.process.log_tail()}")
 

@@ -115,6 +115,26 @@ class Publisher:
         return False
 
 
+class News:
+    """What an observer is told, but for times."""
+
+    def __init__(self) -> None:
+        self.told: list[tuple[Any, ...]] = []
+
+    def left(self, engine: str, reason: str, cause: str, plan: str) -> None:
+        self.told.append(("left", engine, reason, cause, plan))
+
+    def restarting(self, engine: str) -> None:
+        self.told.append(("restarting", engine))
+
+    def is_back(self, engine: str, version: int, seconds: float) -> None:
+        assert seconds > 0
+        self.told.append(("back", engine, version))
+
+    def given_up(self, engine: str, cause: str) -> None:
+        self.told.append(("given up", engine, cause))
+
+
 class Case:
     """Engines `managed` and `external`, that serve version 3."""
 
@@ -126,12 +146,14 @@ class Case:
         for name in self.clients:
             self.pool.mark_served(name, 3)
         self.publisher = Publisher(self.pool, self.clients, self.log)
+        self.news = News()
         self.supervisor = Supervisor(
             self.pool,
             self.processes,  # type: ignore[arg-type]
             self.publisher,
             config,
             self._verify,
+            self.news,
             first_wait=0.01,
         )
         self.unfit: set[str] = set()

@@ -253,3 +253,30 @@ async def test_one_look_without_an_answer_is_enough_and_a_managed_engine_is_star
         await case.until(lambda: case.pool.serving == ["a", "b"])
         assert case.log == ["a leaves", "stop a", "restart a", "verify a", "a joins"]
         assert case.supervisor.ward("a").reason == "silent"
+
+
+async def test_an_observer_is_told_why_an_engine_left_what_is_done_and_when_it_is_back() -> None:
+    async with supervised(managed="a", external="b", max_restarts=2, startup_timeout=0.2) as case:
+        process = case.processes["a"]
+        case.pool.eject("a", EngineUnavailable("dropped the connection"))  # how a death shows first
+        process.dies()
+        await case.until(lambda: case.pool.serving == ["a", "b"])
+        process.dies()
+        await case.until(lambda: len(case.news.told) == 6)
+        process.dies()
+        await case.until(lambda: len(case.news.told) == 8)
+        ended = "a ended with exit code 1"
+        assert case.news.told == [
+            ("left", "a", "died", ended, "restarting (1 of 2)"),
+            ("restarting", "a"),
+            ("back", "a", 7),
+            ("left", "a", "died", ended, "restarting (2 of 2)"),
+            ("restarting", "a"),
+            ("back", "a", 7),
+            ("left", "a", "died", ended, "not restarted any more (2 times so far)"),
+            ("given up", "a", ended),
+        ]
+        case.news.told.clear()
+        case.clients["b"].is_well = False
+        await case.verdict()
+        assert case.news.told == [("left", "b", "unwell", "b answered 503", "waiting for it, for 0.2 s")]
