@@ -56,6 +56,12 @@ class Lease:
     def client(self) -> EngineClient:
         return self._seat.client
 
+    @property
+    def version(self) -> int:
+        """What its engine serves, or served last."""
+        assert self._seat.served is not None, "only engines that serve are leased"
+        return self._seat.served
+
     async def run(self, request: Coroutine[Any, Any, T]) -> T:
         """Its result, or EngineUnavailable as soon as the engine is ejected; the request is then cancelled."""
         if self._seat.state in ("ejected", "lost"):
