@@ -41,6 +41,8 @@ class RunFolderError(AsyncGRPOError):
 
 class EngineError(AsyncGRPOError):
     exit_code = 3
+    engine: str | None = None
+    """Name of the engine that failed a request; absent where it was none, or is gone."""
 
 
 class EngineStartError(EngineError):

@@ -15,12 +15,13 @@ from __future__ import annotations
 import asyncio
 import itertools
 import secrets
+import time
 from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager
 
 from asyncgrpo.errors import AsyncGRPOError, EngineError, EngineRejected, EngineUnavailable, ForeignWeights
 from asyncgrpo.generation.client import EngineClient
-from asyncgrpo.generation.lease import Lease, Queue, Seat, Wish
+from asyncgrpo.generation.lease import Lease, Queue, Seat, Suspect, Wish
 from asyncgrpo.types import EjectionReason
 
 STRIKES = 3
@@ -76,21 +77,39 @@ class EnginePool:
         self._seats[engine].limit = limit
         self._serve_queue()
 
-    def report(self, engine: str, error: EngineError | None, group: int | None = None) -> None:
+    def report(
+        self, engine: str, error: EngineError | None, group: int | None = None, sent_at: float | None = None
+    ) -> None:
         """How a generate request ended; None: well. Engines that fail for STRIKES groups in a row are ejected, those
         with foreign weights at once.
 
         A refused request (EngineRejected) is the request's fault. group: whose request; absent, one of its own.
+        sent_at: when, by the monotonic clock; absent, just now.
         """
         seat = self._seats[engine]
         if error is None:
             seat.strikes.clear()
-        elif isinstance(error, ForeignWeights):
+            seat.answered(group, time.monotonic() if sent_at is None else sent_at)
+            return
+        error.engine = engine
+        if isinstance(error, ForeignWeights):
             self.eject(engine, error, "foreign_weights")
         elif seat.state == "serving" and not isinstance(error, EngineRejected):
             seat.strikes.add(next(self._numbers) if group is None else ("group", group))
             if len(seat.strikes) >= STRIKES:
                 self.eject(engine, error)
+
+    async def goes_on(self, engine: str, group: int) -> bool:
+        """Wait until an engine that failed `group` answers what another group asks from now on (True), or is ejected
+        (False)."""
+        seat = self._seats[engine]
+        if seat.state != "serving":
+            return False
+        suspect = seat.suspects[group] = Suspect(time.monotonic(), asyncio.get_running_loop().create_future())
+        try:
+            return await suspect.engine_goes_on
+        finally:
+            seat.suspects.pop(group, None)
 
     def eject(self, engine: str, cause: AsyncGRPOError, reason: EjectionReason = "requests") -> None:
         """Give it no work; what it has of leases ends with EngineUnavailable."""
@@ -98,7 +117,7 @@ class EnginePool:
         if seat.state in ("ejected", "lost"):
             return
         seat.state, seat.cause = "ejected", cause
-        seat.strikes.clear()
+        seat.left()
         self.on_ejected(engine, cause, reason)
         seat.requests_of_leases.sever(seat.unavailable)
         self._announce()

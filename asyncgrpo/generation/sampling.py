@@ -61,6 +61,7 @@ class Sampling:
         """Ask one engine until the completion has ended."""
         engine, idle_answers = lease.client.name, 0
         while True:
+            sent_at = time.monotonic()
             try:
                 rest = await self._request(lease)
             except Aborted as cut:
@@ -74,7 +75,7 @@ class Sampling:
                 self._pool.report(engine, error, self._group_id)
                 raise
             else:
-                self._pool.report(engine, None, self._group_id)
+                self._pool.report(engine, None, self._group_id, sent_at)
                 if not len(self._sofar):
                     return rest
                 tokens = Partial(
@@ -108,11 +109,11 @@ class Sampling:
         )
 
     def _last_error(self, error: EngineUnavailable) -> EngineUnavailable:
-        return (
-            EngineUnavailable(f"{error} (attempt {self._attempts} of {self._attempts})")
-            if self._attempts > 1
-            else error
-        )
+        if self._attempts == 1:
+            return error
+        last = EngineUnavailable(f"{error} (attempt {self._attempts} of {self._attempts})")
+        last.engine = error.engine
+        return last
 
 
 def _check_versions(versions: np.ndarray, served: int, engine: str) -> None:

@@ -2,7 +2,8 @@
 
 Invariant: a prompt that was handed out is, until its group is trained or dropped, either in flight or waits here. One
 that can never be generated neither stops the run nor holds up the others: it comes again only after `pause_admissions`
-others, and after `max_failures` groups its row is quarantined, which means never drawn again.
+others, and after `max_failures` groups that speak against it its row is quarantined, which means never drawn again. A
+group that an outage ended, or that grew too old, does not speak against its prompt.
 """
 
 from __future__ import annotations
@@ -29,6 +30,8 @@ class Ticket(NamedTuple):
     prompt: Prompt
     attempt: int
     """How often it was tried before."""
+    failures: int = 0
+    """Tries of these that speak against the prompt."""
 
 
 class _Waiting(NamedTuple):
@@ -40,7 +43,7 @@ class _Waiting(NamedTuple):
 class PromptQueue:
     """Hands out each prompt of the stream, and those that come again.
 
-    max_failures: groups of one prompt that may fail or be reissued. pause_admissions: other prompts that are handed
+    max_failures: groups of one prompt that may fail by its fault. pause_admissions: other prompts that are handed
     out before one comes again, as long as there are any.
     """
 
@@ -69,19 +72,18 @@ class PromptQueue:
         return ticket
 
     def reissue(self, ticket: Ticket) -> Verdict:
-        """The ticket's group grew too old. Its prompt comes again, unless that happened too often."""
-        return self.failed(ticket, "its groups are over-stale before they can be trained")
+        """The ticket's group ended by no fault of its prompt, which comes again, however often that happens; unless
+        another prompt of its row failed too often."""
+        return "quarantined" if ticket.prompt.row in self.quarantined else self._again(ticket, ticket.failures)
 
     def failed(self, ticket: Ticket, error: Exception | str) -> Verdict:
-        """The ticket's group failed. Its prompt comes again, unless it, or another prompt of its row, failed too
-        often."""
+        """The ticket's group failed by its prompt, which comes again, unless it, or another prompt of its row, failed
+        too often."""
         row = ticket.prompt.row
         if row in self.quarantined:
             return "quarantined"
-        if ticket.attempt + 1 < self._max_failures:
-            again = Ticket(ticket.prompt, ticket.attempt + 1)
-            self._waiting.append(_Waiting(self._admissions + self._pause, again))
-            return "reissued"
+        if ticket.failures + 1 < self._max_failures:
+            return self._again(ticket, ticket.failures + 1)
         self.quarantined[row] = str(error)
         logger.warning(
             "row %d of the dataset is left out from now on: %d groups of prompt %s failed; the last: %s",
@@ -92,13 +94,20 @@ class PromptQueue:
         )
         return "quarantined"
 
+    def _again(self, ticket: Ticket, failures: int) -> Verdict:
+        again = Ticket(ticket.prompt, ticket.attempt + 1, failures)
+        self._waiting.append(_Waiting(self._admissions + self._pause, again))
+        return "reissued"
+
     def state(self, in_flight: Iterable[Ticket] = ()) -> dict[str, Any]:
         """What `restore` needs, as JSON has it. Tickets in flight are saved as the first to come after a restore."""
         again = [*(_Waiting(0, ticket) for ticket in in_flight), *self._waiting]
         return {
             "cursor": list(self._stream.cursor),
             "admissions": self._admissions,
-            "waiting": [[due, ticket.prompt.epoch, ticket.prompt.row, ticket.attempt] for due, ticket in again],
+            "waiting": [
+                [due, ticket.prompt.epoch, ticket.prompt.row, ticket.attempt, ticket.failures] for due, ticket in again
+            ],
             "quarantined": [[row, error] for row, error in self.quarantined.items()],
         }
 
@@ -107,8 +116,8 @@ class PromptQueue:
         self._stream.cursor = Cursor(*state["cursor"])
         self._admissions = state["admissions"]
         self._waiting = deque(
-            _Waiting(due, Ticket(self._stream.prompt(epoch, row), attempt))
-            for due, epoch, row, attempt in state["waiting"]
+            _Waiting(due, Ticket(self._stream.prompt(epoch, row), attempt, failures))
+            for due, epoch, row, attempt, failures in state["waiting"]
         )
         self.quarantined = dict(state["quarantined"])
 
