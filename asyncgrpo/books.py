@@ -73,9 +73,10 @@ class Books:
         """A group is about to enter the buffer."""
         self._outcomes[group.group_id] = Outcome.of(group, cut_samples, failed_samples)
 
-    def failed(self, group_id: int, reason: str, error: AsyncGRPOError) -> bool:
-        """A group in flight failed. True: its prompt comes again."""
-        again = self._prompts.failed(self._tickets[group_id], error) == "reissued"
+    def failed(self, group_id: int, reason: str, error: AsyncGRPOError, *, by_prompt: bool) -> bool:
+        """A group in flight failed. by_prompt: it speaks against its prompt. True: that comes again."""
+        ticket = self._tickets[group_id]
+        again = (self._prompts.failed(ticket, error) if by_prompt else self._prompts.reissue(ticket)) == "reissued"
         self._settle(group_id, "reissued" if again else "dropped", reason)
         return again
 

@@ -8,6 +8,8 @@
     │   ├── EngineStartError       never became healthy
     │   ├── EngineRejected         it answered 4xx: repeating the request will not help
     │   └── EngineUnavailable      refused, dropped, 5xx or too late: another try may help
+    │       ├── EngineSilent           it took a control call and did not answer in time
+    │       └── ForeignWeights         it serves other weights than this run last gave it
     ├── PublishError           a policy version did not reach an engine
     │   └── ProbeMismatch          engine and learner disagree about the same weights
     ├── RewardError            a reward function raised, timed out or returned nonsense
@@ -40,6 +42,8 @@ class RunFolderError(AsyncGRPOError):
 
 class EngineError(AsyncGRPOError):
     exit_code = 3
+    engine: str | None = None
+    """Name of the engine that failed a request; absent where it was none, or is gone."""
 
 
 class EngineStartError(EngineError):
@@ -51,6 +55,14 @@ class EngineRejected(EngineError):
 
 
 class EngineUnavailable(EngineError):
+    pass
+
+
+class EngineSilent(EngineUnavailable):
+    pass
+
+
+class ForeignWeights(EngineUnavailable):
     pass
 
 

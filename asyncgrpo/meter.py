@@ -6,8 +6,9 @@ import logging
 import time
 
 from asyncgrpo.buffer.contract import StalenessContract
-from asyncgrpo.concurrency import deadline
-from asyncgrpo.errors import EngineError, EngineUnavailable
+from asyncgrpo.concurrency import deadline, gather_all
+from asyncgrpo.errors import EngineError, EngineSilent
+from asyncgrpo.generation.client import EngineClient
 from asyncgrpo.observe.steps import StepMeasures
 from asyncgrpo.session import Session
 
@@ -15,6 +16,9 @@ logger = logging.getLogger(__name__)
 
 SCRAPE_SECONDS = 3.0
 """The learner waits meanwhile, so a count that is late is done without."""
+LATE_SECONDS = 60.0
+"""An engine that was late is not asked for so long: one slow engine shall not slow every step."""
+UNKNOWN = float("nan")
 
 
 class StepMeter:
@@ -24,9 +28,11 @@ class StepMeter:
         self._session = session
         self._contract = contract
         self._last_count: dict[str, int] = {}
-        self._total = 0
+        self._not_before: dict[str, float] = {}
+        self._total = self._reported = 0
         self._step_started = time.monotonic()
-        self._tokens_at_step_start = self._tokens_while_training = self._buffered = 0
+        self._tokens_at_step_start = self._tokens_while_training = 0.0
+        self._buffered = 0
         self.publish_seconds = 0.0
         """Of the last publish; set by the orchestrator."""
 
@@ -49,7 +55,8 @@ class StepMeter:
         now = time.monotonic()
         learner, generation = self._session.learner_time.lap(), self._session.generation_time.lap()
         generated = tokens - self._tokens_at_step_start
-        self._session.metrics.generated_tokens.inc(generated)
+        self._session.metrics.generated_tokens.inc(self._total - self._reported)
+        self._reported = self._total
         measures = StepMeasures(
             time=time.time(),
             step_seconds=now - self._step_started,
@@ -68,19 +75,28 @@ class StepMeter:
         self._step_started, self._tokens_at_step_start = now, tokens
         return measures
 
-    async def _tokens(self) -> int:
-        """Sampled by all engines since the first call. One that does not answer has sampled none; one that starts
-        anew counts from 0 again."""
-        for client in self._session.pool.clients:
-            if client.name not in self._session.pool.serving:
-                continue  # it would be waited for
-            try:
-                async with deadline(SCRAPE_SECONDS, EngineUnavailable, f"/metrics of {client.name}"):
-                    count = await client.generated_tokens()
-            except EngineError as error:
-                logger.warning("tokens of %s are not known: %s", client.name, error)
-                continue
-            before = self._last_count.get(client.name, count)
-            self._total += count - before if count >= before else count
-            self._last_count[client.name] = count
-        return self._total
+    async def _tokens(self) -> float:
+        """Sampled by all engines since the first call; UNKNOWN when one that serves does not say. It is asked again
+        later, and what it sampled meanwhile is then in the total."""
+        serving = set(self._session.pool.serving)
+        asked = [client for client in self._session.pool.clients if client.name in serving]
+        is_known = await gather_all(*(self._count(client) for client in asked))
+        return self._total if all(is_known) else UNKNOWN
+
+    async def _count(self, client: EngineClient) -> bool:
+        """Add what an engine has sampled since it was last asked; one that starts anew counts from 0 again. False: it
+        did not say."""
+        if time.monotonic() < self._not_before.get(client.name, 0.0):
+            return False
+        try:
+            async with deadline(SCRAPE_SECONDS, EngineSilent, f"/metrics of {client.name}"):
+                count = await client.generated_tokens()
+        except EngineError as error:
+            logger.warning("tokens of %s are not known: %s", client.name, error)
+            if isinstance(error, EngineSilent):
+                self._not_before[client.name] = time.monotonic() + LATE_SECONDS
+            return False
+        before = self._last_count.get(client.name, count)
+        self._total += count - before if count >= before else count
+        self._last_count[client.name] = count
+        return True

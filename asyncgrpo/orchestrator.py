@@ -32,6 +32,7 @@ from asyncgrpo.buffer.buffer import RolloutBuffer, Untrained
 from asyncgrpo.buffer.contract import StalenessContract
 from asyncgrpo.concurrency import deadline, run_until
 from asyncgrpo.errors import EngineError, GroupUnscored, RewardError, StallError
+from asyncgrpo.generation.blame import is_prompt_to_blame
 from asyncgrpo.generation.rollout import generate_group
 from asyncgrpo.guards import Guards
 from asyncgrpo.meter import StepMeter
@@ -77,7 +78,7 @@ class Orchestrator:
         self.steps_done = 0
         self._untrained: list[Untrained] = []  # since the last record
         self._counted: Counter[str] = Counter()  # by fate, as /metrics knows them
-        self._failures_in_a_row: Counter[str] = Counter()  # by reason
+        self._failures_in_a_row: dict[str, set[tuple[str, int]]] = {"failed": set(), "reward": set()}  # by reason
 
     async def run(self) -> None:
         """Train until the last step, or until `stop` is set. Raises the first error of any part."""
@@ -116,11 +117,11 @@ class Orchestrator:
         admitted_at = time.monotonic()
         try:
             generated = await generate_group(prompt, group_id, self.session.pool, self.config)
-            self._failures_in_a_row["failed"] = 0
+            self._failures_in_a_row["failed"].clear()
             samples = await self._score(prompt, generated.completions)
-            self._failures_in_a_row["reward"] = 0
+            self._failures_in_a_row["reward"].clear()
         except (EngineError, GroupUnscored) as error:
-            await self._failed(group_id, prompt.prompt_id, error)
+            await self._failed(group_id, prompt, error)
         else:
             group = Group(
                 group_id=group_id,
@@ -139,14 +140,20 @@ class Orchestrator:
         texts = [self._text_of(completion.token_ids) for completion in completions]
         return await score_group(self.session.job.rewards, prompt, completions, texts)
 
-    async def _failed(self, group_id: int, prompt_id: str, error: EngineError | GroupUnscored) -> None:
-        """The prompt of a failed group comes again, if not for ever. Many failures in a row are no accident: stop."""
+    async def _failed(self, group_id: int, prompt: Prompt, error: EngineError | GroupUnscored) -> None:
+        """The prompt of a failed group comes again, if not for ever. Many failures in a row are no accident: stop; but
+        those that one prompt is to blame for count as one."""
+        logger.warning("group %d (prompt %s) failed: %s", group_id, prompt.prompt_id, error)
         kind, reason = (EngineError, "failed") if isinstance(error, EngineError) else (RewardError, "reward")
-        self._failures_in_a_row[reason] += 1
-        logger.warning("group %d (prompt %s) failed: %s", group_id, prompt_id, error)
-        if (failures := self._failures_in_a_row[reason]) >= self.config.generation.max_failed_groups:
-            raise kind(f"{failures} groups in a row failed; the last: {error}") from error
-        await self.buffer.drop(group_id, reason, reissue=self.books.failed(group_id, reason, error))
+        by_prompt = isinstance(error, GroupUnscored) or await is_prompt_to_blame(
+            error, group_id, self.session.pool, self.config
+        )
+        in_a_row = self._failures_in_a_row[reason]
+        in_a_row.add(("row", prompt.row) if by_prompt else ("group", group_id))
+        if len(in_a_row) >= self.config.generation.max_failed_groups:
+            raise kind(f"{len(in_a_row)} groups in a row failed; the last: {error}") from error
+        again = self.books.failed(group_id, reason, error, by_prompt=by_prompt)
+        await self.buffer.drop(group_id, reason, reissue=again)
         self._count_drops()
 
     async def _steps(self) -> None:

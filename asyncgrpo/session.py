@@ -23,6 +23,7 @@ from asyncgrpo.generation.startup import until_healthy
 from asyncgrpo.generation.supervisor import Supervisor
 from asyncgrpo.generation.verify import verify_settings, with_dtype_of
 from asyncgrpo.learning.client import LearnerClient
+from asyncgrpo.observe.engines import EngineNews
 from asyncgrpo.observe.metrics import GENERATION_STATES, LEARNER_STATES, RunMetrics
 from asyncgrpo.observe.progress import Progress
 from asyncgrpo.observe.recorder import Recorder
@@ -93,7 +94,10 @@ async def open_session(
         pool = EnginePool(clients)
         publisher = _publisher(job, folder, pool, transport, metrics)
         processes = {engine.spec.name: engine for engine in managed}
-        supervisor = Supervisor(pool, processes, publisher, config, partial(_verify, config, backend))
+        supervisor = Supervisor(
+            pool, processes, publisher, config, partial(_verify, config, backend), EngineNews(metrics, progress)
+        )
+        metrics.engines_serving.set_function(lambda: len(pool.serving))
         await stack.enter_async_context(_last_words(managed, supervisor))
         await verify_settings(clients[: len(managed)], config, backend)
         await publisher.connect()

@@ -17,6 +17,9 @@ FinishReason = Literal["stop", "length"]
 Fate = Literal["trained", "dropped", "reissued"]
 InFlight = Literal["keep", "abort_resume", "finish"]
 """What becomes of the requests under way when a version is published (weights.in_flight)."""
+EjectionReason = Literal["died", "silent", "unwell", "foreign_weights", "publish", "requests"]
+"""Why an engine gets no more work: its process ended; a look at it was not answered in time; it failed looks in a row;
+it serves weights that this run did not give it; a version did not reach it; requests of several groups failed."""
 Message = Mapping[str, Any]
 PromptText = str | Sequence[Message]
 

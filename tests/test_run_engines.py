@@ -3,6 +3,7 @@
 import asyncio
 import signal
 from collections import Counter
+from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
@@ -125,3 +126,54 @@ async def test_both_engines_gone_end_the_run_and_say_why(tiny_model: Path, tmp_p
     assert type(caught.value).__name__ == "EngineError"
     assert children() == before
     assert list((tmp_path / "shm").iterdir()) == []
+
+
+@pytest.mark.parametrize("health_interval", [0.1, 60.0])
+async def test_a_running_engine_that_is_started_anew_by_others_is_taken_back(
+    health_interval: float, tiny_model: Path, tmp_path: Path
+) -> None:
+    """It comes back at the same address with garbage for weights, under the name that the probe's had; found by a look
+    or, where looks are rare, by what it answers."""
+    async with asyncio.timeout(200), AsyncExitStack() as stack:
+        first, other = [
+            await stack.enter_async_context(FakeEngine(tiny_model, script=lengths, token_seconds=0.01))
+            for _ in range(2)
+        ]
+        config = run_config(
+            tiny_model,
+            tmp_path,
+            [first.url, other.url],
+            generation=BRIEF,
+            training={"max_steps": 500},
+            engines={"health_interval": health_interval},
+        )
+        async with opened(make_job(config, data=SHORT_ONLY)) as orchestrator:
+            session = orchestrator.session
+            running = asyncio.create_task(orchestrator.run())
+            await reached(orchestrator, 2)
+            first.close_sockets()
+            await asyncio.sleep(0.05)
+            first.close_sockets()  # of connections that were about to be accepted
+            anew = FakeEngine(tiny_model, script=lengths, token_seconds=0.01, port=first.port)
+            anew.model.scramble()
+            await stack.enter_async_context(anew)
+            anew.core.version = f"{session.folder.incarnation}:-1"
+            while anew.core.version.endswith(":-1") or "engine-0" not in session.pool.serving:
+                assert not running.done(), await running
+                await asyncio.sleep(0.01)
+            back_at = session.pool.versions["engine-0"]
+            assert back_at is not None
+            await reached(orchestrator, orchestrator.steps_done + 4)
+            assert session.pool.serving == ["engine-0", "engine-1"]
+            orchestrator.stop.set()
+            await running
+    run = Run(tmp_path)
+    check_nothing_was_counted_twice(run, orchestrator, orchestrator.steps_done)
+    assert {row["engine"] for row in run.trained} == {"engine-0", "engine-1"}
+    late = [row for row in run.trained if row["engine"] == "engine-0" and min(row["versions"]) >= back_at]
+    assert late, "it generates again"
+    assert min(version for row in run.trained for version in row["versions"]) >= 0
+    divergence = [step["policy_kl_nats/behaviour_current"] for step in run.steps]
+    assert max(divergence) < 0.1, "tokens are of the weights that they are named after"
+    ids = [call.body["request_id"] for engine in (first, other, anew) for call in engine.calls(GENERATE)]
+    assert len(set(ids)) == len(ids)

@@ -126,6 +126,32 @@ async def test_the_prompt_of_one_bad_group_comes_again(fault: Fault, tiny_model:
     assert max(row["staleness_max"] for row in result.trained) <= 1
 
 
+async def test_an_outage_speaks_against_no_prompt(tiny_model: Path, tmp_path: Path) -> None:
+    """Every request fails for a while: the engine is ejected again and again. Each row fails more often than it may."""
+    fault = Fault("status", nth=tuple(range(40, 140)), text="CUDA error")
+    sections = merged(NO_PROBE, {"generation": {"max_attempts": 1, "max_failed_groups": 999}})
+    async with faulty(tiny_model, tmp_path, fault, sections=sections) as (run, _):
+        await run.run()
+        assert run.books.quarantined == {}
+        fates = run.buffer.contract.fates
+        assert fates["trained"] == 16
+        assert fates["reissued:failed"] > 3 * 6, "max_prompt_failures of each row"
+        assert set(fates) == {"trained", "reissued:failed"}
+
+
+async def test_a_bad_prompt_is_quarantined_and_its_retries_are_no_outage(tiny_model: Path, tmp_path: Path) -> None:
+    bad: list[int] = []
+    fault = Fault("status", match=lambda body: body["token_ids"] == bad, text="CUDA error")
+    sections = merged(NO_PROBE, {"generation": {"max_attempts": 1, "max_failed_groups": 2, "max_prompt_failures": 2}})
+    async with faulty(tiny_model, tmp_path, fault, sections=sections) as (run, _):
+        bad.extend(run.session.job.prompts.peek(1)[0].token_ids)
+        await run.run()
+        assert list(run.books.quarantined) == [0]
+        assert "CUDA error" in run.books.quarantined[0]
+        fates = run.buffer.contract.fates
+        assert (fates["trained"], fates["reissued:failed"] >= 1, fates["dropped:failed"] >= 1) == (16, True, True)
+
+
 async def test_a_load_that_fails_once_is_repeated(tiny_model: Path, tmp_path: Path) -> None:
     fault = Fault("status", on=UPDATE, nth=(2,))  # after those of the probe
     async with faulty(tiny_model, tmp_path, fault) as (run, engine):

@@ -114,9 +114,10 @@ class GenerationSection(Section):
     drop_sample: bool = False
     """A sample that fails is left out, as long as 2 of its group are there. Otherwise its whole group is dropped."""
     max_prompt_failures: PositiveInt = 3
-    """Groups of one prompt that may fail or be reissued until it is quarantined: named, counted, never tried again."""
+    """Groups of one prompt that may fail by its fault until it is quarantined: named, counted, never tried again."""
     max_failed_groups: PositiveInt = 8
-    """Groups that may fail one after the other, by engines or by rewards, before the run ends; fewer are dropped."""
+    """Groups that may fail one after the other, by engines or by rewards, before the run ends; fewer are dropped. Those
+    of one prompt that is itself to blame count as one."""
 
 
 class EnginesSection(Section):

@@ -1,9 +1,9 @@
 """HTTP client of one engine: a vLLM server with its RL routes. Token ids in, token ids out.
 
 Invariant: a request ends within its deadline, in a result or in an error that carries the URL and the engine's own
-words: EngineRejected (4xx: repeating will not help), EngineUnavailable (no answer, 5xx, too late: it may), EngineError
-(an answer that cannot be trusted). Only calls that may be done twice are repeated here, once, after a dropped
-connection.
+words: EngineRejected (4xx: repeating will not help), EngineUnavailable (no answer, 5xx, too late, weights of others: it
+may), EngineError (an answer that cannot be trusted). Only calls that may be done twice are repeated here, once, after a
+dropped connection.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import aiohttp
 import msgspec
 
 from asyncgrpo.config import RunConfig
-from asyncgrpo.errors import EngineError, EngineUnavailable
+from asyncgrpo.errors import EngineError, EngineSilent, EngineUnavailable
 from asyncgrpo.generation.http import ConnectFailed, Http, tls_of
 from asyncgrpo.generation.load import EngineLoad, generated_tokens, parse_load
 from asyncgrpo.generation.request import GENERATE, refusal, sampling_params
@@ -237,7 +237,7 @@ class EngineClient:
                 answer = await response.read()
                 status = response.status
         except TimeoutError:
-            raise EngineUnavailable(f"engine {self.name} did not answer {what} within {timeout:g} s ({url})") from None
+            raise EngineSilent(f"engine {self.name} did not answer {what} within {timeout:g} s ({url})") from None
         except aiohttp.ClientConnectorError as error:
             raise EngineUnavailable(f"engine {self.name} cannot be reached at {url}: {error}") from error
         except (aiohttp.ClientError, ConnectionError) as error:

@@ -15,6 +15,19 @@ from asyncgrpo.generation.client import EngineClient
 T = TypeVar("T")
 
 
+@dataclass(frozen=True, slots=True)
+class Suspect:
+    """A group that failed on an engine, which has yet to show whether it fails others too."""
+
+    since: float
+    """Seconds of the monotonic clock."""
+    engine_goes_on: asyncio.Future[bool]
+
+    def judge(self, engine_goes_on: bool) -> None:
+        if not self.engine_goes_on.done():
+            self.engine_goes_on.set_result(engine_goes_on)
+
+
 @dataclass(slots=True)
 class Seat:
     """One engine in the pool's books."""
@@ -32,11 +45,27 @@ class Seat:
     """Requests its open leases may still have open."""
     strikes: set[object] = field(default_factory=set)
     """Whose requests have failed since the last one that did not."""
+    suspects: dict[int, Suspect] = field(default_factory=dict)
+    """Groups that failed here."""
+    ejections: int = 0
     last_pick: int = 0
     requests_of_leases: Severable = field(default_factory=Severable)
 
     def has_room(self, requests: int) -> bool:
         return self.limit is None or self.requests == 0 or self.requests + requests <= self.limit
+
+    def answered(self, group: int | None, sent_at: float) -> None:
+        """It goes on: it has answered a request that was sent after others had failed."""
+        for other, suspect in self.suspects.items():
+            if other != group and suspect.since <= sent_at:
+                suspect.judge(True)
+
+    def left(self) -> None:
+        """It is ejected."""
+        self.ejections += 1
+        self.strikes.clear()
+        for suspect in self.suspects.values():
+            suspect.judge(False)
 
     def unavailable(self) -> EngineUnavailable:
         return EngineUnavailable(f"engine {self.client.name} was given up: {self.cause}")
@@ -49,12 +78,24 @@ class Lease:
         self._seat, self._freed = seat, freed
         self._left, self._each = cost, -(-cost // requests)
         self._requests = requests
+        self._ejections = seat.ejections
         seat.outstanding += cost
         seat.requests += requests
 
     @property
     def client(self) -> EngineClient:
         return self._seat.client
+
+    @property
+    def version(self) -> int:
+        """What its engine serves, or served last."""
+        assert self._seat.served is not None, "only engines that serve are leased"
+        return self._seat.served
+
+    @property
+    def is_broken(self) -> bool:
+        """Its engine has left since."""
+        return self._seat.ejections != self._ejections
 
     async def run(self, request: Coroutine[Any, Any, T]) -> T:
         """Its result, or EngineUnavailable as soon as the engine is ejected; the request is then cancelled."""

@@ -1,8 +1,10 @@
 """Which engine takes the next group, and which policy version each engine serves. Bookkeeping only: no I/O, no tasks.
 
     joining --mark_served--> serving --eject--> ejected --mark_served--> serving
-                                                   |
-                                                  lose --> lost (nobody expects it back)
+                                                |    ^
+                                              lose  expect
+                                                v    |
+                                                lost (nobody expects it back)
 
 Invariants: only serving engines get work, and no more requests than their limit. An engine's outstanding tokens are the
 sum over its open leases of what they have not given back, so they return to 0 when the leases end, however they end.
@@ -13,12 +15,14 @@ from __future__ import annotations
 import asyncio
 import itertools
 import secrets
+import time
 from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager
 
-from asyncgrpo.errors import AsyncGRPOError, EngineError, EngineRejected, EngineUnavailable
+from asyncgrpo.errors import AsyncGRPOError, EngineError, EngineRejected, EngineUnavailable, ForeignWeights
 from asyncgrpo.generation.client import EngineClient
-from asyncgrpo.generation.lease import Lease, Queue, Seat, Wish
+from asyncgrpo.generation.lease import Lease, Queue, Seat, Suspect, Wish
+from asyncgrpo.types import EjectionReason
 
 STRIKES = 3
 """Groups in a row with a failed request, after which an engine is ejected. One hopeless prompt is one group."""
@@ -29,8 +33,8 @@ class EnginePool:
 
     def __init__(self, clients: Sequence[EngineClient], *, run_id: str | None = None) -> None:
         self.run_id = secrets.token_hex(4) if run_id is None else run_id
-        self.on_ejected: Callable[[str, AsyncGRPOError], None] = lambda engine, cause: None
-        """Called inside `eject` with the engine's name and the cause."""
+        self.on_ejected: Callable[[str, AsyncGRPOError, EjectionReason], None] = lambda engine, cause, reason: None
+        """Called inside `eject` with the engine's name, the cause and the reason."""
         self._seats = {client.name: Seat(client) for client in clients}
         if len(self._seats) != len(clients):
             raise ValueError(f"engine names repeat: {[client.name for client in clients]}")
@@ -73,27 +77,48 @@ class EnginePool:
         self._seats[engine].limit = limit
         self._serve_queue()
 
-    def report(self, engine: str, error: EngineError | None, group: int | None = None) -> None:
-        """How a generate request ended; None: well. Engines that fail for STRIKES groups in a row are ejected.
+    def report(
+        self, engine: str, error: EngineError | None, group: int | None = None, sent_at: float | None = None
+    ) -> None:
+        """How a generate request ended; None: well. Engines that fail for STRIKES groups in a row are ejected, those
+        with foreign weights at once.
 
         A refused request (EngineRejected) is the request's fault. group: whose request; absent, one of its own.
+        sent_at: when, by the monotonic clock; absent, just now.
         """
         seat = self._seats[engine]
         if error is None:
             seat.strikes.clear()
+            seat.answered(group, time.monotonic() if sent_at is None else sent_at)
+            return
+        error.engine = engine
+        if isinstance(error, ForeignWeights):
+            self.eject(engine, error, "foreign_weights")
         elif seat.state == "serving" and not isinstance(error, EngineRejected):
             seat.strikes.add(next(self._numbers) if group is None else ("group", group))
             if len(seat.strikes) >= STRIKES:
                 self.eject(engine, error)
 
-    def eject(self, engine: str, cause: AsyncGRPOError) -> None:
+    async def goes_on(self, engine: str, group: int) -> bool:
+        """Wait until an engine that failed `group` answers what another group asks from now on (True), or is ejected
+        (False)."""
+        seat = self._seats[engine]
+        if seat.state != "serving":
+            return False
+        suspect = seat.suspects[group] = Suspect(time.monotonic(), asyncio.get_running_loop().create_future())
+        try:
+            return await suspect.engine_goes_on
+        finally:
+            seat.suspects.pop(group, None)
+
+    def eject(self, engine: str, cause: AsyncGRPOError, reason: EjectionReason = "requests") -> None:
         """Give it no work; what it has of leases ends with EngineUnavailable."""
         seat = self._seats[engine]
         if seat.state in ("ejected", "lost"):
             return
         seat.state, seat.cause = "ejected", cause
-        seat.strikes.clear()
-        self.on_ejected(engine, cause)
+        seat.left()
+        self.on_ejected(engine, cause, reason)
         seat.requests_of_leases.sever(seat.unavailable)
         self._announce()
 
@@ -102,6 +127,11 @@ class EnginePool:
         self.eject(engine, cause)
         self._seats[engine].state, self._seats[engine].cause = "lost", cause
         self._announce()
+
+    def expect(self, engine: str) -> None:
+        """One that was lost may come back after all."""
+        if self._seats[engine].state == "lost":
+            self._seats[engine].state = "ejected"
 
     def mark_served(self, engine: str, version: int) -> None:
         """From now on, tokens of this engine are sampled by `version`, and it gets work."""

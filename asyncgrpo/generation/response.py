@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import msgspec
 import numpy as np
 
-from asyncgrpo.errors import EngineError, EngineUnavailable
+from asyncgrpo.errors import EngineError, EngineUnavailable, ForeignWeights
 from asyncgrpo.types import Completion, decode_version
 
 ABSENT = -9999.0
@@ -98,13 +98,16 @@ class Request:
 def parse_completion(body: bytes | memoryview, request: Request, finished_at: float) -> Completion:
     """Body of a 200 answer of `/inference/v1/generate` (one choice, `logprobs: 0`) to a Completion.
 
-    Raises EngineError naming what is wrong with the answer, Aborted when the engine cut the request short.
+    Raises EngineError naming what is wrong with the answer, ForeignWeights if it is that alone, and Aborted when the
+    engine cut the request short.
     """
     try:
         choice = _only_choice(body)
         if choice.finish_reason not in ("stop", "length", "abort"):
             raise _Invalid(f"finish_reason {choice.finish_reason!r}; known are 'stop', 'length' and 'abort'")
         tokens = _tokens(choice, request)
+    except _Foreign as error:
+        raise ForeignWeights(f"engine {request.engine} answered {error}") from None
     except _Invalid as error:
         raise EngineError(f"engine {request.engine} answered {error}") from None
     if choice.finish_reason == "abort":
@@ -122,6 +125,10 @@ def parse_completion(body: bytes | memoryview, request: Request, finished_at: fl
 
 class _Invalid(ValueError):
     """What is wrong, as the end of a sentence that begins "the engine answered"."""
+
+
+class _Foreign(_Invalid):
+    """The answer is good, but of weights that are not this run's."""
 
 
 def _tokens(choice: _Choice, request: Request) -> Partial:
@@ -229,7 +236,7 @@ def _versions(choice: _Choice, length: int, incarnation: str) -> np.ndarray:
         try:
             versions[span.start : span.end] = decode_version(span.version, incarnation)
         except ValueError as error:
-            raise _Invalid(f"tokens of a foreign policy: {error}; publish a version before generating") from None
+            raise _Foreign(f"tokens of a foreign policy: {error}; publish a version before generating") from None
     return versions
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from asyncgrpo.concurrency import deadline, root_cause
 from asyncgrpo.config import RunConfig
@@ -45,13 +46,15 @@ async def generate_group(prompt: Prompt, group_id: int, pool: EnginePool, config
     # The deadline is inside: waiting for a free engine takes nothing from the group's time.
     async with (
         pool.lease(asked * generation.max_completion_length, requests=asked) as lease,
-        deadline(generation.group_timeout, _late, what),
+        deadline(generation.group_timeout, partial(_late, lease), what),
     ):
         return await _Group(prompt, group_id, pool, lease, config, asked).run()
 
 
-def _late(what: str) -> EngineUnavailable:
-    return EngineUnavailable(f"{what} (generation.group_timeout)")
+def _late(lease: Lease, what: str) -> EngineUnavailable:
+    error = EngineUnavailable(f"{what} (generation.group_timeout)")
+    error.engine = None if lease.is_broken else lease.client.name
+    return error
 
 
 class _Group:

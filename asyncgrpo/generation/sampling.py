@@ -8,8 +8,10 @@ import random
 import time
 from contextlib import AsyncExitStack
 
+import numpy as np
+
 from asyncgrpo.config import RunConfig
-from asyncgrpo.errors import EngineError, EngineUnavailable
+from asyncgrpo.errors import EngineError, EngineUnavailable, ForeignWeights
 from asyncgrpo.generation.lease import Lease
 from asyncgrpo.generation.pool import EnginePool
 from asyncgrpo.generation.response import NO_TOKENS, Aborted, Partial
@@ -59,6 +61,7 @@ class Sampling:
         """Ask one engine until the completion has ended."""
         engine, idle_answers = lease.client.name, 0
         while True:
+            sent_at = time.monotonic()
             try:
                 rest = await self._request(lease)
             except Aborted as cut:
@@ -72,7 +75,7 @@ class Sampling:
                 self._pool.report(engine, error, self._group_id)
                 raise
             else:
-                self._pool.report(engine, None, self._group_id)
+                self._pool.report(engine, None, self._group_id, sent_at)
                 if not len(self._sofar):
                     return rest
                 tokens = Partial(
@@ -84,8 +87,14 @@ class Sampling:
         """What is still missing. An id that was ever used may still be known to an engine."""
         token_ids = [*self._prompt.token_ids, *self._sofar.token_ids.tolist()]
         request_id = self._pool.request_id(self._group_id, self._number)
-        limit = self._longest - len(self._sofar)
-        return await lease.run(lease.client.generate(token_ids, request_id, limit))
+        limit, served = self._longest - len(self._sofar), lease.version
+        try:
+            completion = await lease.run(lease.client.generate(token_ids, request_id, limit))
+        except Aborted as cut:
+            _check_versions(cut.partial.versions, served, lease.client.name)
+            raise
+        _check_versions(completion.versions, served, lease.client.name)
+        return completion
 
     def _joined(self, rest: Partial, finish_reason: FinishReason, engine: str) -> Completion:
         tokens = self._sofar.then(rest)
@@ -100,10 +109,20 @@ class Sampling:
         )
 
     def _last_error(self, error: EngineUnavailable) -> EngineUnavailable:
-        return (
-            EngineUnavailable(f"{error} (attempt {self._attempts} of {self._attempts})")
-            if self._attempts > 1
-            else error
+        if self._attempts == 1:
+            return error
+        last = EngineUnavailable(f"{error} (attempt {self._attempts} of {self._attempts})")
+        last.engine = error.engine
+        return last
+
+
+def _check_versions(versions: np.ndarray, served: int, engine: str) -> None:
+    """An engine never goes back: tokens older than what it served when it was asked are of weights it was not given,
+    whatever their name. Raises ForeignWeights."""
+    if len(versions) and versions.min() < served:
+        raise ForeignWeights(
+            f"engine {engine} answered tokens of a foreign policy: weights called version {versions.min()}, "
+            f"from an engine that was brought to version {served} before"
         )
 
 

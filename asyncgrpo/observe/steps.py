@@ -30,8 +30,9 @@ class StepMeasures:
     publish_seconds: float = 0.0
     generation_idle_seconds: float = 0.0
     """Seconds of the step in which no group was in flight."""
-    tokens_generated: int = 0
-    tokens_generated_while_training: int = 0
+    tokens_generated: float = 0
+    tokens_generated_while_training: float = 0
+    """Both NaN when an engine did not say how many."""
     buffer_groups: int = 0
     """Groups waiting when the step took its own."""
     groups_admitted: int = 0
@@ -184,6 +185,9 @@ def _learner_fields(report: StepReport) -> Fields:
 
 
 def _share(part: float, whole: float) -> float:
+    """NaN if either is not known."""
+    if math.isnan(whole):
+        return whole
     return part / whole if whole > 0 else 0.0
 
 

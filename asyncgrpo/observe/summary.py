@@ -55,8 +55,11 @@ def summarise(records: Sequence[Record]) -> Summary:
     """Numbers of a whole run from its step records. Rewards are those of its first and last quarter of steps."""
     quarter = math.ceil(len(records) / 4)
     first, last = _reward(records[:quarter]), _reward(records[-quarter:])
-    generated = sum(record["tokens_generated"] for record in records)
-    while_training = sum(record["tokens_generated_while_training"] for record in records)
+    counted = [record for record in records if record["tokens_generated_while_training"] is not None]
+    counted = [record for record in counted if record["tokens_generated"] is not None]
+    generated = sum(record["tokens_generated"] for record in counted)
+    while_training = sum(record["tokens_generated_while_training"] for record in counted)
+    counted_seconds = sum(record["step_seconds"] for record in counted)
     trained = sum(record["tokens_trained"] for record in records)
     versions = sum(
         record["staleness_mean"] * record["tokens_trained"] for record in records if record["tokens_trained"]
@@ -74,8 +77,9 @@ def summarise(records: Sequence[Record]) -> Summary:
         "groups_dropped": dropped,
         "tokens_trained": trained,
         "tokens_generated": generated,
+        "steps_counted": len(counted),
         "generated_while_training_ratio": while_training / generated if generated else 0.0,
-        "generated_tokens_per_second": generated / seconds if seconds else 0.0,
+        "generated_tokens_per_second": generated / counted_seconds if counted_seconds else 0.0,
         "staleness_mean": versions / trained if trained else 0.0,
         "staleness_max": max(record["staleness_max"] for record in records),
         "seconds": seconds,
@@ -124,12 +128,17 @@ def _number_lines(summary: Summary) -> list[str]:
         f"* Trained {summary['groups_trained']} groups, {summary['tokens_trained']} tokens; "
         f"dropped groups: {dropped or 'none'}.",
         f"* Generated {summary['tokens_generated']} tokens, {summary['generated_tokens_per_second']:.0f} per second, "
-        f"{summary['generated_while_training_ratio']:.0%} of them while the learner was training.",
+        f"{summary['generated_while_training_ratio']:.0%} of them while the learner was training{_uncounted(summary)}.",
         f"* Staleness of trained tokens: mean {summary['staleness_mean']:.2f}, largest {summary['staleness_max']}.",
         f"* The learner waited {summary['waiting_ratio']:.0%} of the time, generation was idle "
         f"{summary['generation_idle_ratio']:.0%} of it: the run was {summary['verdict']}.",
     ]
     return lines + [f"* {prediction['text']}" for prediction in summary["predictions"]]
+
+
+def _uncounted(summary: Summary) -> str:
+    counted, steps = summary["steps_counted"], summary["steps"]
+    return "" if counted == steps else f"; engines told so for {counted} of {_steps(steps)}"
 
 
 def _plus_minus(reward: Mapping[str, float | None]) -> str:

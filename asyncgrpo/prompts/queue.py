@@ -2,7 +2,8 @@
 
 Invariant: a prompt that was handed out is, until its group is trained or dropped, either in flight or waits here. One
 that can never be generated neither stops the run nor holds up the others: it comes again only after `pause_admissions`
-others, and after `max_failures` groups its row is quarantined, which means never drawn again.
+others, and after `max_failures` groups that speak against it its row is quarantined, which means never drawn again. A
+group that an outage ended, or that grew too old, does not speak against its prompt.
 """
 
 from __future__ import annotations
@@ -29,12 +30,8 @@ class Ticket(NamedTuple):
     prompt: Prompt
     attempt: int
     """How often it was tried before."""
-    resumed: int = 0
-    """Of these, tries that ended with a start of the run: no failures of the prompt."""
-
-    @property
-    def failures(self) -> int:
-        return self.attempt - self.resumed
+    failures: int = 0
+    """Tries of these that speak against the prompt."""
 
 
 class _Waiting(NamedTuple):
@@ -46,7 +43,7 @@ class _Waiting(NamedTuple):
 class PromptQueue:
     """Hands out each prompt of the stream, and those that come again.
 
-    max_failures: groups of one prompt that may fail or be reissued. pause_admissions: other prompts that are handed
+    max_failures: groups of one prompt that may fail by its fault. pause_admissions: other prompts that are handed
     out before one comes again, as long as there are any.
     """
 
@@ -75,19 +72,18 @@ class PromptQueue:
         return ticket
 
     def reissue(self, ticket: Ticket) -> Verdict:
-        """The ticket's group grew too old. Its prompt comes again, unless that happened too often."""
-        return self.failed(ticket, "its groups are over-stale before they can be trained")
+        """The ticket's group ended by no fault of its prompt, which comes again, however often that happens; unless
+        another prompt of its row failed too often."""
+        return "quarantined" if ticket.prompt.row in self.quarantined else self._again(ticket, ticket.failures)
 
     def failed(self, ticket: Ticket, error: Exception | str) -> Verdict:
-        """The ticket's group failed. Its prompt comes again, unless it, or another prompt of its row, failed too
-        often."""
+        """The ticket's group failed by its prompt, which comes again, unless it, or another prompt of its row, failed
+        too often."""
         row = ticket.prompt.row
         if row in self.quarantined:
             return "quarantined"
         if ticket.failures + 1 < self._max_failures:
-            again = ticket._replace(attempt=ticket.attempt + 1)
-            self._waiting.append(_Waiting(self._admissions + self._pause, again))
-            return "reissued"
+            return self._again(ticket, ticket.failures + 1)
         self.quarantined[row] = str(error)
         logger.warning(
             "row %d of the dataset is left out from now on: %d groups of prompt %s failed; the last: %s",
@@ -98,10 +94,15 @@ class PromptQueue:
         )
         return "quarantined"
 
+    def _again(self, ticket: Ticket, failures: int) -> Verdict:
+        again = Ticket(ticket.prompt, ticket.attempt + 1, failures)
+        self._waiting.append(_Waiting(self._admissions + self._pause, again))
+        return "reissued"
+
     def state(self, in_flight: Iterable[Ticket] = ()) -> dict[str, Any]:
         """What `restore` needs, as JSON has it. Tickets in flight are saved as the first to come after a restore: a try
         more, but no failure more."""
-        lost = (Ticket(ticket.prompt, ticket.attempt + 1, ticket.resumed + 1) for ticket in in_flight)
+        lost = (ticket._replace(attempt=ticket.attempt + 1) for ticket in in_flight)
         again = [*(_Waiting(0, ticket) for ticket in lost), *self._waiting]
         return {
             "stream": self._stream.state(),
@@ -119,8 +120,8 @@ class PromptQueue:
 
     def ticket(self, state: Sequence[int]) -> Ticket:
         """The ticket that gave `ticket_state`."""
-        epoch, row, attempt, resumed = state
-        return Ticket(self._stream.prompt(epoch, row), attempt, resumed)
+        epoch, row, attempt, failures = state
+        return Ticket(self._stream.prompt(epoch, row), attempt, failures)
 
     def _fresh(self) -> Prompt:
         """The stream's next prompt of a row that is not quarantined."""
@@ -138,4 +139,4 @@ class PromptQueue:
 
 def ticket_state(ticket: Ticket) -> list[int]:
     """As JSON has it."""
-    return [ticket.prompt.epoch, ticket.prompt.row, ticket.attempt, ticket.resumed]
+    return [ticket.prompt.epoch, ticket.prompt.row, ticket.attempt, ticket.failures]

@@ -54,6 +54,12 @@ class FakeModel:
         rows = torch.arange(len(prompt) - 1, ids.shape[1] - 1)
         return logprobs[rows, ids[0, len(prompt) :]].tolist()
 
+    def scramble(self) -> None:
+        """Weights that nobody trained."""
+        with torch.no_grad():
+            for parameter in self._model.parameters():
+                parameter.normal_(std=0.5)
+
     def load(self, path: str | Path, *, keep_head: bool = False) -> None:
         """Replace the weights by those in a safetensors file, under Hugging Face checkpoint names.
 

@@ -88,6 +88,8 @@ class _Seat:
     was_paused: bool = False
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     loading: Severable = field(default_factory=Severable)
+    given: Snapshot | None = None
+    """What it was last loaded with; None while it loads, and after a load that failed."""
     joining_with: int | None = None
     """Version it is loading in order to become a member."""
 
@@ -177,6 +179,11 @@ class Publisher:
             seat.joining_with = None
             self._discard()
 
+    def given(self, engine: str) -> str | None:
+        """Name on the wire of the weights an engine has; None while that changes."""
+        given = self._seats[engine].given
+        return None if given is None else encode_version(self._incarnation, given.version)
+
     def was_paused(self, engine: str) -> bool:
         """Whether it was paused at any time since the last call."""
         seat = self._seats[engine]
@@ -194,7 +201,7 @@ class Publisher:
                 raise
             self.on_failed(seat.engine.name, error)
             return None
-        if not seat.is_member:  # it left just now
+        if not seat.is_member or seat.given is not snapshot:  # it left just now
             return None
         self._on_served(seat.engine.name, snapshot.version)
         return seconds
@@ -205,6 +212,7 @@ class Publisher:
         async with seat.lock, self._turns:
             started = time.monotonic()
             seat.is_paused = seat.was_paused = True
+            seat.given = None
             try:
                 async with deadline(self._timeout, PublishError, what):
                     await engine.pause(self._in_flight)
@@ -214,6 +222,7 @@ class Publisher:
                 raise PublishError(f"{what} failed: {error}") from error
             finally:
                 seat.is_paused = False
+            seat.given = snapshot
             return time.monotonic() - started
 
     async def _load_with_one_retry(self, engine: EngineControl, snapshot: Snapshot) -> None:

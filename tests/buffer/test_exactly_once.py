@@ -58,6 +58,7 @@ class Run:
     unpublished: list[int] = field(default_factory=list)
     admissions: list[Ticket] = field(default_factory=list)
     entries: list[LedgerEntry] = field(default_factory=list)
+    at_fault: set[tuple[str, int]] = field(default_factory=set)  # (prompt, attempt) that speaks against the prompt
     failed_at: dict[tuple[str, int], int] = field(default_factory=dict)  # (prompt, attempt due) -> admissions then
     hurried: set[tuple[str, int]] = field(default_factory=set)  # came again when nothing else was left
 
@@ -86,8 +87,12 @@ class Run:
 
     def finish(self) -> None:
         group = self.rng.choice([group for group in self.tickets if group not in self.buffered])
-        if self.tickets[group].prompt.row in self.bad_rows or self.rng.random() < 0.1:
-            return self.settle_again(group, "failed", self.queue.failed(self.tickets[group], "error"))
+        ticket = self.tickets[group]
+        if ticket.prompt.row in self.bad_rows or self.rng.random() < 0.1:
+            self.at_fault.add((ticket.prompt.prompt_id, ticket.attempt))
+            return self.settle_again(group, "failed", self.queue.failed(ticket, "error"))
+        if self.rng.random() < 0.1:  # an outage
+            return self.settle_again(group, "failed", self.queue.reissue(ticket))
         if self.contract.enter(group, is_uniform=self.rng.random() < 0.2):
             self.buffered.append(group)
         else:
@@ -163,10 +168,11 @@ def runs(draw: st.DrawFn) -> Run:
 
 
 def check_story(run: Run, story: list[LedgerEntry]) -> None:
-    """Attempts 0, 1, 2, …; all but the last reissued; no more of them than may fail."""
+    """Attempts 0, 1, 2, …; all but the last reissued; no more of them by the prompt's fault than may be."""
     assert [entry.attempt for entry in story] == list(range(len(story)))
     assert all(entry.fate == "reissued" for entry in story[:-1])
-    assert len(story) <= run.max_failures
+    at_fault = [entry.attempt for entry in story if (entry.prompt_id, entry.attempt) in run.at_fault]
+    assert len(at_fault) <= run.max_failures
     last = story[-1]
     if last.fate == "reissued":
         assert run.ledger.waiting[last.prompt_id] == len(story)

@@ -5,7 +5,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 import pytest
 
 from asyncgrpo.config import RunConfig
-from asyncgrpo.errors import AsyncGRPOError, EngineError, EngineRejected, EngineUnavailable
+from asyncgrpo.errors import AsyncGRPOError, EngineError, EngineRejected, EngineUnavailable, ForeignWeights
 from asyncgrpo.generation.client import EngineClient
 from asyncgrpo.generation.lease import Lease
 from asyncgrpo.generation.pool import EnginePool
@@ -107,7 +107,7 @@ async def test_an_avoided_engine_is_taken_only_if_there_is_no_other() -> None:
 async def test_ejection_ends_requests_with_its_cause() -> None:
     pool = pool_of("a", "b")
     ended: list[str] = []
-    pool.on_ejected = lambda engine, cause: ended.append(f"{engine}: {cause}")
+    pool.on_ejected = lambda engine, cause, reason: ended.append(f"{engine}: {cause}")
 
     async def request(lease: Lease) -> str:
         try:
@@ -280,7 +280,7 @@ async def test_a_limit_that_is_lifted_lets_all_in() -> None:
 async def test_groups_that_fail_in_a_row_eject_their_engine() -> None:
     pool = pool_of("a", "b")
     causes: list[AsyncGRPOError] = []
-    pool.on_ejected = lambda engine, cause: causes.append(cause)
+    pool.on_ejected = lambda engine, cause, reason: causes.append(cause)
     failure = EngineUnavailable("answered 500")
     for group in (1, 1, 1, 1, 2, 2):
         pool.report("a", failure, group)  # two hopeless prompts are not the engine's fault
@@ -300,6 +300,27 @@ async def test_groups_that_fail_in_a_row_eject_their_engine() -> None:
     pool.report("a", failure, 7)
     pool.report("a", failure, 8)
     assert pool.serving == ["a", "b"], "it begins anew"
+
+
+async def test_an_engine_with_foreign_weights_is_ejected_at_once() -> None:
+    pool = pool_of("a", "b")
+    reasons: list[str] = []
+    pool.on_ejected = lambda engine, cause, reason: reasons.append(f"{engine}: {reason}")
+    pool.report("a", ForeignWeights("tokens of 'default'"), 1)
+    assert pool.serving == ["b"]
+    assert reasons == ["a: foreign_weights"]
+
+
+async def test_one_that_was_lost_may_be_expected_again() -> None:
+    pool = pool_of("a")
+    pool.lose("a", DEATH)
+    assert pool.hopeless
+    pool.expect("a")
+    assert not pool.hopeless
+    assert pool.serving == []
+    pool.mark_served("a", 3)
+    pool.expect("a")
+    assert pool.serving == ["a"]
 
 
 async def test_until_served_waits_for_the_last_engine_or_its_end() -> None:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from asyncgrpo.config import RunConfig
-from asyncgrpo.errors import EngineError, EngineRejected, EngineUnavailable
+from asyncgrpo.errors import AsyncGRPOError, EngineError, EngineRejected, EngineUnavailable, ForeignWeights
 from asyncgrpo.generation.client import EngineClient
 from asyncgrpo.generation.pool import EnginePool
 from asyncgrpo.generation.rollout import generate_group
@@ -271,3 +271,21 @@ async def test_an_abort_before_the_first_token_costs_no_attempt(tiny_model: Path
         await client.resume()
         assert all(len(completion) for completion in (await task).completions)
         assert numbers(fakes[0]) == ["0", "0", "1", "1", "2", "2", "3", "3"]
+
+
+@pytest.mark.parametrize("name", ["default", "2:7", "1:6", "1:-1"])
+async def test_tokens_of_weights_that_the_engine_was_not_given_are_sampled_elsewhere(
+    name: str, tiny_model: Path
+) -> None:
+    async with engines_and_pool(tiny_model, engines=2) as (fakes, pool):
+        left: list[AsyncGRPOError] = []
+        pool.on_ejected = lambda engine, cause, reason: left.append(cause)
+        for fake, engine, version in zip(fakes, ("e0", "e1"), (name, "1:8"), strict=True):
+            fake.core.version = version
+            pool.mark_served(engine, 7)
+        group = await generate_group(PROMPT, 0, pool, CONFIG)
+        assert ids(fakes[0]), "it was asked"
+        assert [completion.engine for completion in group.completions] == ["e1"] * 4
+        assert {int(version) for completion in group.completions for version in completion.versions} == {8}
+        assert pool.serving == ["e1"]
+        assert [type(cause) for cause in left] == [ForeignWeights]

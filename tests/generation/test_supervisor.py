@@ -1,136 +1,14 @@
 """What becomes of an engine that fails: who hears of it, in which order it comes back, and when the run ends."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager, suppress
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from supervision_cases import supervised
 
-from asyncgrpo.config import RunConfig
-from asyncgrpo.errors import AsyncGRPOError, ConfigError, EngineError, EngineUnavailable, PublishError
+from asyncgrpo.errors import EngineUnavailable, ForeignWeights, PublishError
 from asyncgrpo.generation.load import EngineLoad
 from asyncgrpo.generation.pool import EnginePool
-from asyncgrpo.generation.supervisor import Supervisor
-
-Log = list[str]
-
-
-class Client:
-    """Well while `is_well`; tells `load`."""
-
-    def __init__(self, name: str) -> None:
-        self.name, self.is_well = name, True
-        self.looks = 0
-        self.loads: EngineLoad | None = None
-
-    async def health(self) -> None:
-        self.looks += 1
-        if not self.is_well:
-            raise EngineUnavailable(f"{self.name} answered 503")
-
-    async def load(self) -> EngineLoad:
-        if self.loads is None:
-            raise EngineError("has no metrics")
-        return self.loads
-
-
-class Process:
-    """Runs until `dies` is called. starts: how many further starts succeed."""
-
-    def __init__(self, client: Client, log: Log, starts: int = 9) -> None:
-        self.spec = SimpleNamespace(name=client.name, startup_timeout=5.0)
-        self._client, self._log, self._starts = client, log, starts
-        self._ended = asyncio.Event()
-
-    def dies(self) -> None:
-        self._ended.set()
-        self._client.is_well = False
-
-    async def watch(self) -> None:
-        await self._ended.wait()
-        raise EngineError(f"{self.spec.name} ended with exit code 1")
-
-    async def death(self) -> EngineError | None:
-        return EngineError(f"{self.spec.name} ended with exit code 1") if self._ended.is_set() else None
-
-    async def stop(self) -> None:
-        self._log.append(f"stop {self.spec.name}")
-        self._ended.set()
-
-    async def restart(self) -> None:
-        self._log.append(f"restart {self.spec.name}")
-        self._starts -= 1
-        if self._starts >= 0:
-            self._ended.clear()
-            self._client.is_well = True
-
-    def log_tail(self) -> str:
-        return "last words"
-
-
-class Publisher:
-    holds_learner = False
-
-    def __init__(self, pool: EnginePool, log: Log) -> None:
-        self.on_failed: Callable[[str, PublishError], None] | None = None
-        self._pool, self._log = pool, log
-
-    def leave(self, engine: str) -> None:
-        self._log.append(f"{engine} leaves")
-
-    async def join(self, engine: str) -> None:
-        self._log.append(f"{engine} joins")
-        self._pool.mark_served(engine, 7)
-
-    def was_paused(self, engine: str) -> bool:
-        return False
-
-
-class Case:
-    """Engines `managed` and `external`, that serve version 3."""
-
-    def __init__(self, managed: str, external: str, config: RunConfig) -> None:
-        self.log: Log = []
-        self.clients = {name: Client(name) for name in managed + external}
-        self.processes = {name: Process(self.clients[name], self.log) for name in managed}
-        self.pool = EnginePool(list(self.clients.values()))  # type: ignore[arg-type]
-        for name in self.clients:
-            self.pool.mark_served(name, 3)
-        self.publisher = Publisher(self.pool, self.log)
-        self.supervisor = Supervisor(self.pool, self.processes, self.publisher, config, self._verify)  # type: ignore[arg-type]
-        self.unfit: set[str] = set()
-
-    async def _verify(self, client: Any) -> None:
-        self.log.append(f"verify {client.name}")
-        if client.name in self.unfit:
-            raise ConfigError("--dtype float16")
-
-    async def until(self, reached: Callable[[], bool]) -> None:
-        while not reached():  # noqa: ASYNC110
-            await asyncio.sleep(0.005)
-
-    async def verdict(self) -> AsyncGRPOError:
-        with pytest.raises(AsyncGRPOError) as caught:
-            await self.running
-        assert caught.value is self.supervisor.verdict
-        return caught.value
-
-
-@asynccontextmanager
-async def supervised(managed: str = "", external: str = "", **engines: Any) -> AsyncIterator[Case]:
-    settings = {"health_interval": 0.01, "startup_timeout": 0.5, "max_concurrent_requests": "unlimited", **engines}
-    case = Case(managed, external, RunConfig.model_validate({"engines": settings}))
-    async with asyncio.timeout(15):
-        case.running = asyncio.create_task(case.supervisor.run())
-        await asyncio.sleep(0.03)
-        try:
-            yield case
-        finally:
-            case.running.cancel()
-            with suppress(asyncio.CancelledError, AsyncGRPOError):
-                await case.running
 
 
 async def test_a_process_that_ends_is_started_anew_and_loads_the_current_version() -> None:
@@ -261,3 +139,144 @@ async def at_once(pool: EnginePool) -> int:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
     return granted
+
+
+async def test_an_engine_whose_loads_always_fail_is_given_up_with_what_they_say() -> None:
+    async with supervised(external="ab", startup_timeout=600.0) as case:
+        case.publisher.refused.add("a")
+        case.pool.eject("a", EngineUnavailable("dropped the connection"))
+        await case.until(lambda: not case.supervisor.is_expected("a"))
+        assert case.log == ["a leaves"] + ["verify a", "a joins"] * 3
+        case.publisher.refused.add("b")
+        case.pool.eject("b", EngineUnavailable("dropped the connection"))
+        verdict = await case.verdict()
+    why = [f"{name}: publish of version 7 to {name} failed: out of memory" for name in "ab"]
+    assert (type(verdict), str(verdict)) == (PublishError, "no engine is left\n" + "\n".join(why))
+
+
+async def test_one_that_refused_too_often_is_tried_again_once_it_was_away() -> None:
+    async with supervised(external="ab", startup_timeout=600.0) as case:
+        case.publisher.refused.add("a")
+        case.pool.eject("a", EngineUnavailable("dropped the connection"))
+        await case.until(lambda: not case.supervisor.is_expected("a"))
+        case.publisher.refused.clear()
+        looks = case.clients["a"].looks
+        await case.until(lambda: case.clients["a"].looks >= looks + 2)
+        assert case.log.count("a joins") == 3, "it is the same as before"
+        case.clients["a"].is_well = False
+        looks = case.clients["a"].looks
+        await case.until(lambda: case.clients["a"].looks > looks)
+        case.clients["a"].is_well = True
+        await case.until(lambda: case.pool.serving == ["a", "b"])
+        assert case.log.count("a joins") == 4
+
+
+async def test_an_external_engine_is_taken_back_long_after_it_was_given_up() -> None:
+    async with supervised(external="ab", startup_timeout=0.05) as case:
+        case.clients["a"].is_well = False
+        await case.until(lambda: not case.supervisor.is_expected("a"))
+        case.clients["a"].is_well = True
+        await case.until(lambda: case.pool.serving == ["a", "b"])
+        assert case.log == ["a leaves", "verify a", "a joins"]
+        assert case.supervisor.is_expected("a")
+        case.clients["b"].is_well = False
+        await case.until(lambda: not case.supervisor.is_expected("b"))
+        assert not case.running.done(), "a serves"
+        assert case.pool.serving == ["a"]
+
+
+async def test_the_run_does_not_end_while_one_that_was_given_up_joins() -> None:
+    joining = asyncio.Event()
+
+    async def wait() -> None:
+        joining.set()
+        await asyncio.sleep(0.3)
+
+    async with supervised(external="ab", startup_timeout=0.05) as case:
+        case.clients["a"].is_well = False
+        await case.until(lambda: not case.supervisor.is_expected("a"))
+        case.clients["a"].is_well = True
+        case.publisher.on_joining = wait
+        await joining.wait()
+        case.clients["b"].is_well = False
+        await case.until(lambda: not case.supervisor.is_expected("b"))
+        await case.until(lambda: case.pool.serving == ["a"])
+        assert not case.running.done()
+
+
+async def test_an_engine_that_ends_in_the_moment_in_which_it_joins_gets_no_work() -> None:
+    """Its join has succeeded, and the end of its process is noticed at once: it must not be restarted as if the pool
+    did not count on it."""
+    async with supervised(managed="a", external="b") as case:
+        process, seen = case.processes["a"], list[bool]()
+
+        async def dies() -> None:
+            if len(seen) == 1:
+                process.dies()
+                await asyncio.sleep(0.05)  # both ends are known at the same time
+
+        process.on_restart = lambda: seen.append("a" in case.pool.serving)
+        case.publisher.on_joined = dies
+        process.dies()
+        await case.until(lambda: len(seen) >= 2)
+        assert not any(seen), "the pool has it as serving while its process is replaced"
+        case.publisher.on_joined = case.publisher.nothing
+        await case.until(lambda: case.pool.serving == ["a", "b"])
+        assert case.log.count("a leaves") == 2
+
+
+async def test_an_engine_started_anew_between_two_looks_is_found_by_its_weights() -> None:
+    async with supervised(external="ab") as case:
+        case.clients["a"].weights = "default"
+        await case.until(lambda: case.log == ["a leaves", "verify a", "a joins"])
+        ward = case.supervisor.ward("a")
+        assert (ward.reason, type(ward.cause)) == ("foreign_weights", ForeignWeights)
+        assert str(ward.cause) == "engine a at http://a serves weights 'default', and was given '1:3'"
+        assert case.pool.versions == {"a": 7, "b": 3}
+
+
+async def test_weights_are_not_judged_while_they_change() -> None:
+    async with supervised(external="ab") as case:
+        case.publisher.is_loading = True
+        case.clients["a"].weights = "incomplete"
+        looks = case.clients["a"].looks
+        await case.until(lambda: case.clients["a"].looks >= looks + 3)
+        assert case.log == []
+
+
+async def test_one_look_without_an_answer_is_enough_and_a_managed_engine_is_started_anew() -> None:
+    async with supervised(managed="a", external="b") as case:
+        case.clients["a"].is_silent = True
+        looks = case.clients["a"].looks
+        await case.until(lambda: "a leaves" in case.log)
+        assert case.clients["a"].looks == looks + 1
+        await case.until(lambda: case.pool.serving == ["a", "b"])
+        assert case.log == ["a leaves", "stop a", "restart a", "verify a", "a joins"]
+        assert case.supervisor.ward("a").reason == "silent"
+
+
+async def test_an_observer_is_told_why_an_engine_left_what_is_done_and_when_it_is_back() -> None:
+    async with supervised(managed="a", external="b", max_restarts=2, startup_timeout=0.2) as case:
+        process = case.processes["a"]
+        case.pool.eject("a", EngineUnavailable("dropped the connection"))  # how a death shows first
+        process.dies()
+        await case.until(lambda: case.pool.serving == ["a", "b"])
+        process.dies()
+        await case.until(lambda: len(case.news.told) == 6)
+        process.dies()
+        await case.until(lambda: len(case.news.told) == 8)
+        ended = "a ended with exit code 1"
+        assert case.news.told == [
+            ("left", "a", "died", ended, "restarting (1 of 2)"),
+            ("restarting", "a"),
+            ("back", "a", 7),
+            ("left", "a", "died", ended, "restarting (2 of 2)"),
+            ("restarting", "a"),
+            ("back", "a", 7),
+            ("left", "a", "died", ended, "not restarted any more (2 times so far)"),
+            ("given up", "a", ended),
+        ]
+        case.news.told.clear()
+        case.clients["b"].is_well = False
+        await case.verdict()
+        assert case.news.told == [("left", "b", "unwell", "b answered 503", "waiting for it, for 0.2 s")]

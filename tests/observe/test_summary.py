@@ -139,3 +139,12 @@ def test_a_run_that_stopped_early_is_called_interrupted(tmp_path: Path) -> None:
     assert write_summary(folder, target_steps=5).startswith("# demo: interrupted after 3 of 5 steps in ")
     assert json.loads(folder.summary_json.read_text())["target_steps"] == 5
     assert write_summary(folder, target_steps=3).startswith("# demo: 3 steps in ")
+
+
+def test_steps_whose_tokens_are_not_known_are_left_out_of_the_rate(tmp_path: Path) -> None:
+    folder = run_of_three_steps(tmp_path)
+    unknown = measures(tokens_generated=float("nan"), tokens_generated_while_training=float("nan"), step_seconds=90.0)
+    Recorder(folder).append_step(step_record(4, [group([sample(0.0), sample(1.0)])], 3, report(), unknown))
+    text = write_summary(folder, target_steps=4)
+    assert "* Generated 600 tokens, 20 per second, 40% of them while the learner was training" in text
+    assert "; engines told so for 3 of 4 steps." in text

@@ -73,13 +73,19 @@ def test_quarantined_rows_keep_their_last_error_in_order() -> None:
     assert list(prompts.quarantined.items()) == [(2, "last of 2"), (1, "last of 1"), (0, "last of 0")]
 
 
-def test_an_over_stale_prompt_comes_again_and_is_given_up_in_the_same_way() -> None:
+def test_a_prompt_that_is_not_to_blame_comes_again_however_often() -> None:
     prompts = queue(max_failures=2, pause=0)
+    for attempt in range(9):
+        again = prompts.next()
+        assert (again.prompt.prompt_id, again.attempt, again.failures) == ("0-0", attempt, 0)
+        assert prompts.reissue(again) == "reissued"
+    assert prompts.failed(prompts.next(), "a") == "reissued"
     assert prompts.reissue(prompts.next()) == "reissued"
-    again = prompts.next()
-    assert (again.prompt.prompt_id, again.attempt) == ("0-0", 1)
-    assert prompts.reissue(again) == "quarantined"
-    assert prompts.quarantined == {0: "its groups are over-stale before they can be trained"}
+    last = prompts.next()
+    assert (last.attempt, last.failures) == (11, 1)
+    assert prompts.failed(last, "b") == "quarantined"
+    assert prompts.quarantined == {0: "b"}
+    assert prompts.reissue(last) == "quarantined", "as other prompts of its row"
 
 
 def test_other_prompts_of_a_quarantined_row_are_not_tried_once_more() -> None:
@@ -87,7 +93,7 @@ def test_other_prompts_of_a_quarantined_row_are_not_tried_once_more() -> None:
     prompts = queue(rows=2, max_failures=2, pause=100)
     row_0 = [ticket for ticket in (prompts.next() for _ in range(6)) if ticket.prompt.row == 0]
     assert prompts.failed(row_0[0], "a") == "reissued"
-    assert prompts.failed(Ticket(row_0[0].prompt, 1), "b") == "quarantined"
+    assert prompts.failed(Ticket(row_0[0].prompt, 1, 1), "b") == "quarantined"
     assert prompts.failed(row_0[1], "c") == "quarantined"
     assert prompts.quarantined == {0: "b"}
 
@@ -96,9 +102,9 @@ def test_waiting_prompts_come_when_nothing_else_is_left() -> None:
     prompts = queue(rows=2, max_failures=2, pause=100)
     good, bad = prompts.next(), prompts.next()
     assert prompts.failed(good, "slow") == "reissued"
-    assert prompts.failed(Ticket(bad.prompt, 1), "bad") == "quarantined"
+    assert prompts.failed(Ticket(bad.prompt, 1, 1), "bad") == "quarantined"
     assert names(prompts, 1) == ["1-0"]  # row 0 of the next epoch is still something else
-    assert prompts.failed(Ticket(good.prompt, 1), "worse") == "quarantined"
+    assert prompts.failed(Ticket(good.prompt, 1, 1), "worse") == "quarantined"
     assert names(prompts, 1) == ["0-0*"]
 
 

@@ -324,3 +324,19 @@ async def test_requests_under_way_are_treated_as_configured(in_flight: InFlight)
     publisher = Publisher(PathTransport([]), [engine], incarnation="2", timeout=5.0, in_flight=in_flight)
     await publisher.publish(7)
     assert engine.calls[0] == f"pause {in_flight}"
+
+
+async def test_an_engine_has_no_weights_that_are_known_while_it_loads_and_after_a_failure() -> None:
+    engine = RecordingEngine("a", hangs=["resume"])
+    publisher, _, _ = supervised(engine, timeout=0.1)
+    assert publisher.given("a") is None
+    engine._hangs = ()
+    await publisher.publish(7)
+    assert publisher.given("a") == "2:7"
+    engine._hangs = ["update"]
+    publishing = asyncio.create_task(publisher.publish(8))
+    while engine.calls[-1:] != ["update /v8"]:  # noqa: ASYNC110
+        await asyncio.sleep(0.001)
+    assert publisher.given("a") is None
+    await publishing
+    assert publisher.given("a") is None

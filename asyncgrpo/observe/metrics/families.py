@@ -11,7 +11,7 @@ import itertools
 import math
 import os
 from collections.abc import Mapping, Sequence
-from typing import TypeVar
+from typing import TypeVar, get_args
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics
 
@@ -19,6 +19,7 @@ from asyncgrpo.errors import ConfigError
 from asyncgrpo.observe.metrics.collectors import StateSeconds, TokenStaleness
 from asyncgrpo.observe.metrics.fields import LEARNER_FIELDS, StepRecord, labels_of
 from asyncgrpo.observe.timing import TimeAccount
+from asyncgrpo.types import EjectionReason
 
 __all__ = ["DROP_REASONS", "GENERATION_STATES", "LEARNER_FAMILIES", "LEARNER_STATES", "RunMetrics"]
 
@@ -33,6 +34,8 @@ DROP_REASONS = ("stale", "uniform", "failed", "reward", "run_ended")
 
 REISSUE_REASONS = ("stale", "failed", "reward")
 """Of these, why its prompt comes again."""
+
+EJECTION_REASONS: Sequence[EjectionReason] = get_args(EjectionReason)
 
 FATES = {"dropped": DROP_REASONS, "reissued": REISSUE_REASONS}
 
@@ -100,6 +103,12 @@ class RunMetrics:
         self.requests_in_flight = self._gauge("generation_requests_in_flight", "Open requests", engine=engines)
         self.generated_tokens = self._counter("generated_tokens", "Completion tokens the engines produced")
         self.engine_paused_seconds = self._counter("engine_paused_seconds", "Time paused to load", engine=engines)
+        self.engines_serving = self._gauge("engines_serving", "Engines that get work")
+        self.engine_ejections = self._counter(
+            "engine_ejections", "Times an engine was left without work", engine=engines, reason=EJECTION_REASONS
+        )
+        self.engine_restarts = self._counter("engine_restarts", "Times it was started anew", engine=engines)
+        self.engine_recoveries = self._counter("engine_recoveries", "Times it served again", engine=engines)
         self.publish_duration = self._histogram("publish_duration_seconds", "Until a version was on every engine")
 
     def _learner(self, target_steps: int, engines: Sequence[str], rewards: Sequence[str], time: TimeAccount) -> None:

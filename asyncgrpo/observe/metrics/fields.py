@@ -93,7 +93,7 @@ STEP_FIELDS: Mapping[str, str] = {
     "group_seconds_mean": "seconds from a group's admission until it entered the buffer",
     "group_seconds_max": "of the slowest",
     "tokens_trained": "completion tokens in the fresh groups trained",
-    "tokens_generated": "completion tokens the engines produced during the step",
+    "tokens_generated": "completion tokens the engines produced during the step; null if one did not say",
     "tokens_generated_while_training": "of them, while the learner was training",
     "generated_while_training_ratio": "share of tokens_generated produced while the learner was training",
     "generated_tokens_per_second": "tokens_generated over step_seconds",
