@@ -1,5 +1,7 @@
 """The staleness contract by hand: each rule once. `test_contract_properties.py` has the guarantees."""
 
+import json
+
 import pytest
 
 from asyncgrpo.buffer.contract import StalenessContract
@@ -283,3 +285,24 @@ def test_what_is_waited_for_is_named_most_urgent_first() -> None:
     step(core)
     finished(core, None)
     assert core.blocking() == [0, 2]
+
+
+def test_a_restored_contract_has_the_same_groups_slots_and_versions() -> None:
+    core = contract(max_staleness=2, over_stale="mask", version=4, served_version=2)
+    groups = [core.admit()[0] for _ in range(5)]
+    for group_id, newest in zip(groups[:4], (4, 2, 4, 3), strict=True):
+        core.enter(group_id, 2, newest)
+    core.take([0, 1])
+    core.consumed()
+    core.drop(3, "failed", reissue=True)
+    again = contract(max_staleness=2, over_stale="mask")
+    again.restore(json.loads(json.dumps(core.state())))
+    assert again.state() == core.state()
+    assert (again.version, again.served_version, again.admitted) == (5, 2, 5)
+    assert (again.in_flight, again.buffered, again.slots_held) == (1, 1, 4)
+    assert again.over_stale_groups() == []  # its newest token counts
+    assert again.fates == {"trained": 2, "reissued:failed": 1}
+    again.published(5)
+    assert again.slots_held == 2
+    with pytest.raises(RuntimeError, match="has admitted nothing yet"):
+        again.restore(core.state())

@@ -210,3 +210,29 @@ def test_weights_take_the_bias_of_priority_away() -> None:
             counts += 1
     assert totals / counts == pytest.approx(sizes.mean(), rel=0.01)
     assert counts == 2 * rounds
+
+
+@pytest.mark.parametrize("rule", ["recency", "uniform", "advantage", "reward_variance"])
+def test_a_restored_store_draws_what_the_other_would_have(rule: str) -> None:
+    section = ReplaySection(replay_capacity=6, replay_max_uses=3, replay_sampling=rule)  # type: ignore[arg-type]
+    store, resumed = ReplayStore(section), ReplayStore(section)
+    for group_id in range(8):
+        store.add(group_of(group_id, (0.0, group_id + 1.0)), np.array([-1.0, group_id + 1.0], np.float32))
+    store.draw(3, 1, np.random.default_rng(0))
+    resumed.restore(store.state(), store.held())
+    for version in (2, 3, 4):
+        random_states = [np.random.default_rng(version) for _ in range(2)]
+        one, other = (each.draw(3, version, at) for each, at in zip((store, resumed), random_states, strict=True))
+        drawn = [[(r.group.group_id, r.uses, r.probability_weight) for r in draw] for draw in (one, other)]
+        assert drawn[0] == drawn[1]
+    assert resumed.collect_left() == store.collect_left() != []
+
+
+def test_a_smaller_store_lets_the_oldest_go() -> None:
+    store = ReplayStore(ReplaySection(replay_capacity=4))
+    for group_id in range(4):
+        store.add(group_of(group_id), np.array([-1.0, 1.0], np.float32))
+    smaller = ReplayStore(ReplaySection(replay_capacity=2))
+    smaller.restore(store.state(), store.held())
+    assert smaller.collect_left() == [(0, 1), (1, 1)]
+    assert [entry.group.group_id for entry in smaller.held()] == [2, 3]

@@ -64,3 +64,11 @@ def test_reuse_is_part_of_a_steps_record_and_documented() -> None:
     assert set(fields) <= set(STEP_FIELDS)
     record = step_record(3, [group([sample(0.0, (1,)), sample(1.0, (2,))])], 2, report(), measures(), fields)
     assert {name: record[name] for name in ("reuse_mean", "replay_groups")} == {"reuse_mean": 1.0, "replay_groups": 3}
+
+
+def test_a_restored_meter_counts_on() -> None:
+    whole, resumed = ReuseMeter(num_iterations=2), ReuseMeter(num_iterations=2)
+    whole.step(batch_of(4, (0, 0, 5, 4)), stored=1)
+    resumed.restore(whole.state())
+    later = batch_of(5, (1, 0, 3, 5), (0, 1, 5, 4))
+    assert resumed.step(later, stored=2) == whole.step(later, stored=2)

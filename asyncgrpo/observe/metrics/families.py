@@ -23,7 +23,7 @@ from asyncgrpo.types import EjectionReason
 
 __all__ = ["DROP_REASONS", "GENERATION_STATES", "LEARNER_FAMILIES", "LEARNER_STATES", "RunMetrics"]
 
-LEARNER_STATES = ("waiting", "training", "snapshot")
+LEARNER_STATES = ("waiting", "training", "snapshot", "checkpoint", "paused")
 """What the learner does; the first is the state at the start."""
 
 GENERATION_STATES = ("idle", "busy")
@@ -32,8 +32,8 @@ GENERATION_STATES = ("idle", "busy")
 DROP_REASONS = ("stale", "uniform", "failed", "reward", "run_ended")
 """Why an admitted group was not trained: over-stale, all rewards equal, a sample or a reward failed, the run ended."""
 
-REISSUE_REASONS = ("stale", "failed", "reward")
-"""Of these, why its prompt comes again."""
+REISSUE_REASONS = ("stale", "failed", "reward", "resumed")
+"""Why its prompt comes again: of these, or the run was resumed while the group was in flight."""
 
 EJECTION_REASONS: Sequence[EjectionReason] = get_args(EjectionReason)
 
