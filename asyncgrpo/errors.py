@@ -16,6 +16,7 @@
     │   └── GroupUnscored          the same, of a function whose `on_error` is `drop_group`
     ├── LearnerError           the learner failed or its process ended
     ├── CheckpointError        one cannot be saved, or none can be resumed from
+    ├── GuardError             a guard saw the run go wrong, and wants it to end or to go back
     └── StallError             nothing moved for longer than the configured deadline
 
 The command line prints `str(error)` on one line and exits with `exit_code`; a traceback is only for bugs.
@@ -92,3 +93,12 @@ class StallError(AsyncGRPOError):
 
 class CheckpointError(AsyncGRPOError):
     exit_code = 8
+
+
+class GuardError(AsyncGRPOError):
+    exit_code = 9
+    wants_rollback = False
+
+
+class RollbackWanted(GuardError):
+    wants_rollback = True

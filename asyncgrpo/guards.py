@@ -97,6 +97,10 @@ class Guards:
         self._rows = dict(state["rows"])
         self._history = {name: list(values) for name, values in state["history"].items()}
         self._best_reward = state["best_reward"]
+        self.count_rollbacks(state)
+
+    def count_rollbacks(self, state: Mapping[str, Any]) -> None:
+        """Those of a `state` that was left behind by one of them."""
         self._rollbacks = max(self._rollbacks, state["rollbacks"])
 
     def _mismatch(self, step: int, record: StepRecord) -> list[Alarm]:

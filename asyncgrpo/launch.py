@@ -14,6 +14,8 @@ from contextlib import ExitStack, asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
+from asyncgrpo.checkpoint.store import Checkpoint
+from asyncgrpo.checkpoints import LEARNER
 from asyncgrpo.config import RunConfig
 from asyncgrpo.config.loading import LoadedConfig
 from asyncgrpo.config.render import render_config
@@ -26,10 +28,11 @@ from asyncgrpo.observe.logs import setup_logging
 from asyncgrpo.observe.progress import Progress
 from asyncgrpo.observe.run_folder import RunFolder
 from asyncgrpo.observe.summary import write_summary
-from asyncgrpo.orchestrator import Orchestrator
 from asyncgrpo.preflight import Job, prepare
+from asyncgrpo.recovery import Training
+from asyncgrpo.resuming import Beginning, begin
 from asyncgrpo.runtime import run_on_loop
-from asyncgrpo.session import open_session, prove_weights
+from asyncgrpo.session import Session, open_session, prove_weights
 
 logger = logging.getLogger(__name__)
 
@@ -63,12 +66,13 @@ def run_job(
     """
     forecast = Forecast(job)
     with ExitStack() as stack:
-        folder = stack.enter_context(RunFolder.create(job.config.run.output_dir))
+        beginning = begin(job)
+        folder = stack.enter_context(beginning.folder)
         write_text(folder.config_file, config_text)
         stack.enter_context(setup_logging(folder.log_file, job.config.observe.log_level))
         progress = stack.enter_context(Progress(job.total_steps))
         try:
-            outcome = run_on_loop(_run(job, forecast, folder, progress, engine_module, on_start))
+            outcome = run_on_loop(_run(job, forecast, beginning, progress, engine_module, on_start))
         except AsyncGRPOError:
             logger.info("the run failed", exc_info=True)  # for the log file; the caller shows the one line
             raise
@@ -81,28 +85,38 @@ def run_job(
 
 
 async def _run(
-    job: Job, forecast: Forecast, folder: RunFolder, progress: Progress, engine_module: str, on_start: OnStart
+    job: Job, forecast: Forecast, beginning: Beginning, progress: Progress, engine_module: str, on_start: OnStart
 ) -> Outcome:
+    folder, checkpoint, notes = beginning
     run = asyncio.current_task()
     assert run is not None
     on_start(asyncio.get_running_loop(), run)
     progress.note(_plan(job, folder))
-    for remark in remarks_on(job.config):
+    for remark in [*notes, *remarks_on(job.config)]:
         progress.note(f"  note: {remark}")
     await forecast.at_start(folder, progress)
     async with _signals(progress) as signals, open_session(job, folder, progress, engine_module) as session:
-        with progress.phase("publishing version 0 and proving it"):
-            for agreement in await prove_weights(session):
+        if checkpoint is not None:
+            await _load(session, checkpoint)
+        version = checkpoint.step if checkpoint else 0
+        with progress.phase(f"publishing version {version} and proving it"):
+            for agreement in await prove_weights(session, version):
                 progress.note(f"  {agreement}")
-        orchestrator = Orchestrator(session)
-        orchestrator.stop, orchestrator.on_step = signals.stop, forecast.on_step
-        signals.steps_begin()
-        await forecast.beside(orchestrator.run(), folder, progress)
-        if orchestrator.steps_done:
+        training = Training(session, checkpoint, forecast.on_step)
+        signals.steps_begin(training)
+        await forecast.beside(training.run(), folder, progress)
+        if training.steps_done:
             with progress.phase("saving the model"):
                 await session.learner.save_model(str(folder.model_dir))
                 await asyncio.to_thread(job.tokenizer.save_pretrained, str(folder.model_dir))
-    return Outcome(folder=folder, steps=orchestrator.steps_done, interrupted=orchestrator.steps_done < job.total_steps)
+    return Outcome(folder=folder, steps=training.steps_done, interrupted=training.steps_done < job.total_steps)
+
+
+async def _load(session: Session, checkpoint: Checkpoint) -> None:
+    with session.progress.phase(f"loading the checkpoint of step {checkpoint.step}"):
+        resumed = await session.learner.load(checkpoint.folder / LEARNER, checkpoint.step)
+    for remark in resumed.remarks:
+        session.progress.note(f"  note: {remark}")
 
 
 def _plan(job: Job, folder: RunFolder) -> str:
@@ -120,22 +134,27 @@ def _plan(job: Job, folder: RunFolder) -> str:
 
 
 class _Signals:
-    """While the run starts a signal ends it at once; later the step in hand is finished, and a second one ends it."""
+    """While the run starts a signal ends it at once; later the step in hand is finished, and a second one ends it.
+    SIGUSR1 asks for a checkpoint, or lets a paused run go on."""
 
     def __init__(self, progress: Progress, run: asyncio.Task[Any]) -> None:
-        self.stop = asyncio.Event()
         self._progress, self._run = progress, run
-        self._stepping = False
+        self._training: Training | None = None
 
-    def steps_begin(self) -> None:
-        self._stepping = True
+    def steps_begin(self, training: Training) -> None:
+        self._training = training
 
     def on_signal(self, number: signal.Signals) -> None:
-        if not self._stepping or self.stop.is_set():
+        training = self._training
+        if number is signal.SIGUSR1:
+            if training is not None:
+                training.on_user_signal()
+            return
+        if training is None or training.stop.is_set():
             self._progress.note(f"{number.name}: stopping")
             self._run.cancel()
             return
-        self.stop.set()
+        training.stop.set()
         self._progress.note(f"{number.name}: stopping after the step in hand; once more stops at once")
 
 
@@ -147,7 +166,7 @@ async def _signals(progress: Progress) -> AsyncIterator[_Signals]:
     signals = _Signals(progress, run)
     handled: list[signal.Signals] = []
     if threading.current_thread() is threading.main_thread():
-        handled = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP]  # the last: the terminal went away
+        handled = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1]  # SIGHUP: the terminal went away
     for number in handled:
         loop.add_signal_handler(number, signals.on_signal, number)
     try:

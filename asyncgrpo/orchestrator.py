@@ -23,6 +23,8 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from pathlib import Path
 
 import numpy as np
 
@@ -30,11 +32,13 @@ from asyncgrpo.batches import StepBatches
 from asyncgrpo.books import Books
 from asyncgrpo.buffer.buffer import RolloutBuffer, Untrained
 from asyncgrpo.buffer.contract import StalenessContract
-from asyncgrpo.concurrency import deadline, run_until
-from asyncgrpo.errors import EngineError, GroupUnscored, RewardError, StallError
+from asyncgrpo.checkpoints import Checkpoints
+from asyncgrpo.concurrency import deadline, first_of, run_until
+from asyncgrpo.errors import EngineError, GroupUnscored, GuardError, RewardError, RollbackWanted, StallError
 from asyncgrpo.generation.blame import is_prompt_to_blame
 from asyncgrpo.generation.rollout import generate_group
-from asyncgrpo.guards import Guards
+from asyncgrpo.guards import Alarm, Guards
+from asyncgrpo.learning.batch_file import write_batch
 from asyncgrpo.meter import StepMeter
 from asyncgrpo.observe.files import write_text
 from asyncgrpo.observe.logs import log_context
@@ -42,6 +46,7 @@ from asyncgrpo.observe.reuse import ReuseMeter
 from asyncgrpo.observe.steps import StepMeasures, step_record
 from asyncgrpo.rewards.decoding import decoder_of
 from asyncgrpo.rewards.functions import score_group
+from asyncgrpo.run_state import RunParts, read, restore
 from asyncgrpo.runtime import collector_spared
 from asyncgrpo.session import Session
 from asyncgrpo.types import Batch, Completion, Group, Prompt, Sample, Snapshot, StepReport
@@ -50,9 +55,12 @@ logger = logging.getLogger(__name__)
 
 
 class Orchestrator:
-    """Runs the steps of one session. `stop` may be set from a signal handler; `on_step` is told of every step done."""
+    """Runs the steps of one session. `stop` may be set from a signal handler; `on_step` is told of every step done.
 
-    def __init__(self, session: Session) -> None:
+    checkpoint: folder of one to go on from; engines and learner have its version.
+    """
+
+    def __init__(self, session: Session, checkpoint: Path | None = None) -> None:
         self.session = session
         config = session.job.config
         self.config = config
@@ -75,24 +83,42 @@ class Orchestrator:
         self.guards = Guards(config.guards)
         session.metrics.buffer_groups.set_function(lambda: self.buffer.contract.buffered)
         session.metrics.buffer_slots_held.set_function(lambda: self.buffer.contract.slots_held)
-        self.steps_done = 0
+        parts = RunParts(self.books, self.buffer, self.batches.replay, self.reuse)
+        if checkpoint is not None:
+            restore(parts, checkpoint, session.job.prompts, allow_changed=config.run.allow_changes)
+            self.guards.restore(read(checkpoint)["more"]["guards"])
+        self.checkpoints = Checkpoints(session, parts, self.guards)
+        self.steps_done = contract.version
+        self._may_go_on = asyncio.Event()
+        self._may_go_on.set()
         self._untrained: list[Untrained] = []  # since the last record
-        self._counted: Counter[str] = Counter()  # by fate, as /metrics knows them
+        self._counted = Counter(contract.fates)  # by fate, as /metrics knows them
         self._failures_in_a_row: dict[str, set[tuple[str, int]]] = {"failed": set(), "reward": set()}  # by reason
 
     async def run(self) -> None:
+        """`train`, and watch learner and engines meanwhile."""
+        await run_until(self.train(), self.session.learner.watch(), self.session.supervisor.run())
+
+    async def train(self) -> None:
         """Train until the last step, or until `stop` is set. Raises the first error of any part."""
         self.session.progress.watch(self._describe)
         await self.meter.start()
-        services = self.session.learner.watch(), self.session.supervisor.run()
+        if self.steps_done:
+            await self.buffer.published(self.steps_done)
         with collector_spared():
-            await run_until(self._steps(), self._admissions(), *services)
+            await run_until(self._steps(), self._admissions())
         await self.buffer.drain()
         self._count_drops()
         left = self.buffer.collect_untrained()
         self.books.untrained(left)
         self.books.run_ended()
         await asyncio.to_thread(self._close_books, left)
+
+    def on_user_signal(self) -> None:
+        """Go on, if a guard paused the run; else save a checkpoint after the step in hand."""
+        if self._may_go_on.is_set():
+            self.checkpoints.asked.set()
+        self._may_go_on.set()
 
     def _close_books(self, left: list[Untrained]) -> None:
         """Write down what no step will any more."""
@@ -161,7 +187,7 @@ class Orchestrator:
         session, total = self.session, self.session.job.total_steps
         async with asyncio.TaskGroup() as background:
             publishing: asyncio.Task[None] | None = None
-            for step in range(1, total + 1):
+            for step in range(self.steps_done + 1, total + 1):
                 version = self.buffer.contract.version
                 with log_context(step=step, version=version):
                     groups = await self._take(step)
@@ -176,10 +202,13 @@ class Orchestrator:
                     new_version = await self.buffer.consumed()
                     if step < total and new_version % self.config.weights.publish_interval == 0:
                         publishing = await self._start_publish(new_version, background, publishing)
-                    await self._record(step, version, groups, batch, report, await self.meter.step_measures())
-                self.steps_done = step
-                self.on_step(step)
-                if self.stop.is_set():
+                    alarms = await self._record(step, version, groups, batch, report, await self.meter.step_measures())
+                    self.steps_done = step
+                    self.on_step(step)
+                    await self._heed(alarms)
+                    is_last = step == total or self.stop.is_set()
+                    await self.checkpoints.after(step, is_last=is_last, background=background)
+                if is_last:
                     return
 
     def _settle(self, groups: list[Group], batch: Batch) -> None:
@@ -242,13 +271,14 @@ class Orchestrator:
 
     async def _record(
         self, step: int, version: int, groups: list[Group], batch: Batch, report: StepReport, measures: StepMeasures
-    ) -> None:
+    ) -> list[Alarm]:
         untrained, self._untrained = self._untrained, []
         news = self.books.collect()
         flow = {**self.reuse.step(batch, len(self.batches.replay)), **self.books.fields()}
         record = step_record(step, groups, version, report, measures, flow)
         self.session.metrics.observe_step(record)
-        for alarm in self.guards.after(record):
+        alarms = self.guards.after(record)
+        for alarm in alarms:
             logger.warning("%s", alarm.message)
         self._count_drops()
         fresh = sum(len(group.samples) for group in groups)
@@ -258,9 +288,36 @@ class Orchestrator:
             news.append_to(self.session.folder.ledger_file)
             if self.config.observe.save_rollouts:
                 self.session.recorder.write_rollouts(step, version, groups, batch.advantages[:fresh], untrained)
+            if report.skipped:
+                self._keep_skipped(step, batch, report)
 
         await asyncio.to_thread(write)
         self.session.progress.step(record)
+        return alarms
+
+    def _keep_skipped(self, step: int, batch: Batch, report: StepReport) -> None:
+        """What an update could not be made of, for somebody to look at."""
+        folder = self.session.folder.skipped_dir
+        folder.mkdir(exist_ok=True)
+        path = folder / f"step_{step:06d}.safetensors"
+        write_batch(path, batch, {"step": step, "skipped": [asdict(update) for update in report.skipped]})
+        logger.warning("step %d: %d updates skipped; the batch is in %s", step, len(report.skipped), path)
+
+    async def _heed(self, alarms: Sequence[Alarm]) -> None:
+        """Do what the gravest alarm of a step asks for. Raises GuardError if that is not for the run itself to do."""
+        if not alarms or (gravest := alarms[0]).action == "warn":
+            return
+        if gravest.action == "stop":
+            raise GuardError(f"{gravest.message}; guards.{gravest.guard}_action=stop")
+        if gravest.action == "rollback":
+            raise RollbackWanted(gravest.message)
+        self.session.progress.note(f"paused: {gravest.message}; SIGUSR1 lets the run go on, Ctrl-C ends it")
+        self._may_go_on.clear()
+        with self.session.learner_time.during("paused"):
+            await first_of(self._may_go_on.wait(), self.stop.wait())
+        self._may_go_on.set()
+        self.guards.forgive()
+        self.session.progress.note("going on")
 
     def _count_drops(self) -> None:
         """Bring /metrics up to the fates the contract has given."""

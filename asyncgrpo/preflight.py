@@ -12,9 +12,9 @@ from typing import Any
 
 from asyncgrpo.config import RunConfig
 from asyncgrpo.config.resolve import Machine, locate_model, resolve
-from asyncgrpo.config.sections import TrainingSection
+from asyncgrpo.config.sections import RunSection, TrainingSection
 from asyncgrpo.config.training_checks import check_warm_up
-from asyncgrpo.errors import ConfigError
+from asyncgrpo.errors import ConfigError, RunFolderError
 from asyncgrpo.generation.server import check_ports, check_vllm_installed
 from asyncgrpo.observe.run_folder import RunFolder, check_free
 from asyncgrpo.prompts.encoding import load_tokenizer
@@ -53,7 +53,7 @@ def prepare(
     """
     check_model_path(config.model.path)
     config = within_context(resolve(config, machine or Machine.here()))
-    check_free(Path(config.run.output_dir))
+    check_output_dir(config.run)
     check_former_run(config.run.plan_from)
     if config.engines.devices:
         check_vllm_installed()
@@ -74,6 +74,18 @@ def prepare(
         total_steps=steps,
         vocab_size=model_setting(config, "vocab_size"),
     )
+
+
+def check_output_dir(run: RunSection) -> None:
+    """Raises RunFolderError for a folder that can neither be made nor resumed."""
+    has_checkpoint = RunFolder(run.output_dir).has_checkpoint
+    if run.resume == "must" and not has_checkpoint:
+        raise RunFolderError(
+            f"run.resume=must, but {run.output_dir} has no checkpoint to resume from; name another run.output_dir, or "
+            "leave run.resume out to start anew"
+        )
+    if run.resume == "never" or not has_checkpoint:
+        check_free(Path(run.output_dir))
 
 
 def model_setting(config: RunConfig, name: str) -> int | None:

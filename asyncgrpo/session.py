@@ -58,6 +58,12 @@ class Session:
     learner_time: TimeAccount
     generation_time: TimeAccount
 
+    def adopt_incarnation(self) -> None:
+        """Versions are the folder's present incarnation's: it has just been counted on."""
+        for client in self.pool.clients:
+            client.adopt(self.folder.incarnation)
+        self.publisher.adopt(self.folder.incarnation)
+
 
 @asynccontextmanager
 async def open_session(

@@ -27,7 +27,7 @@ def _keys(section: str, fields: str) -> set[str]:
 
 
 FREE: frozenset[str] = frozenset().union(
-    _keys("run", "output_dir"),
+    _keys("run", "output_dir resume allow_changes plan_from"),
     _keys("model", "attn_implementation trust_remote_code"),
     _keys("rewards", "timeout on_error"),
     _keys("generation", "request_timeout max_attempts group_timeout max_prompt_failures max_failed_groups"),
@@ -37,11 +37,19 @@ FREE: frozenset[str] = frozenset().union(
         "health_interval max_restarts startup_timeout control_timeout stop_timeout",
     ),
     _keys("buffer", "stall_timeout"),
-    _keys("training", "num_train_epochs gradient_checkpointing"),  # epochs count by the steps they come to
-    _keys("learner", "mode devices token_budget start_timeout step_timeout"),
+    # Epochs count by the steps that they come to.
+    _keys("training", "num_train_epochs gradient_checkpointing max_skipped_updates"),
+    _keys("learner", "mode devices token_budget start_timeout step_timeout max_restarts"),
     _keys("weights", "transport shared_memory_dir publish_timeout publish_concurrency probe probe_tolerance"),
     _keys("checkpoint", "save_steps save_minutes save_total_limit keep_every save_timeout"),
     _keys("observe", "metrics_host metrics_port save_rollouts log_level"),
+    _keys(
+        "guards",
+        "mismatch_action mismatch_nats mismatch_patience reward_collapse_action reward_collapse_fraction "
+        "reward_collapse_patience entropy_collapse_action entropy_collapse_nats entropy_collapse_patience "
+        "kl_spike_action kl_spike_factor kl_spike_patience gradient_spike_action gradient_spike_factor "
+        "gradient_spike_patience max_rollbacks",
+    ),
 )
 
 MEANING: frozenset[str] = frozenset().union(

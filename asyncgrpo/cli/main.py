@@ -14,7 +14,7 @@ from importlib.metadata import version
 from asyncgrpo.cli import config, doctor, plan, replay, train
 from asyncgrpo.errors import AsyncGRPOError
 
-_OPTIONS = {"-h", "--help", "--version", "--quick", "--json", "--steps"}
+_OPTIONS = {"-h", "--help", "--version", "--quick", "--json", "--steps", "--resume"}
 
 
 def main(argv: Sequence[str] | None = None) -> int:

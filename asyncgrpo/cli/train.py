@@ -21,16 +21,23 @@ def add(commands: Any) -> None:
         "which wins over the file. Everything is checked before anything is loaded.",
         epilog=_settings(),
         formatter_class=argparse.RawDescriptionHelpFormatter,
-        usage="asyncgrpo train CONFIG.yaml [--section.field=value ...]",
+        usage="asyncgrpo train CONFIG.yaml [--resume] [--section.field=value ...]",
         allow_abbrev=False,
     )
     parser.add_argument("config", metavar="CONFIG.yaml", help="configuration file, with sections as below")
+    parser.add_argument(
+        "--resume",
+        action="store_true",
+        help="go on from the checkpoint in run.output_dir, and refuse a folder without one (run.resume=must); without "
+        "it, a folder with a checkpoint is gone on from, and any other is new",
+    )
     parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace, overrides: Sequence[str]) -> int:
     """Load the configuration and train. Raises AsyncGRPOError."""
-    loaded = load_config(arguments.config, overrides)
+    resume = ["--run.resume=must"] if arguments.resume else []
+    loaded = load_config(arguments.config, [*overrides, *resume])
 
     from asyncgrpo.launch import run_training
 

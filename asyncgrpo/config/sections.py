@@ -26,7 +26,12 @@ Decay = Annotated[float, Field(ge=0.0, lt=1.0)]
 
 class RunSection(Section):
     output_dir: str = "runs/run"
-    """Folder of this run: configuration, metrics, rollouts, logs, final model. Must not exist yet."""
+    """Folder of this run: configuration, metrics, rollouts, logs, checkpoints, final model."""
+    resume: Literal["auto", "must", "never"] = "auto"
+    """Go on from the checkpoint in output_dir if there is one (`auto`), or refuse a folder without (`must`) or with
+    one (`never`)."""
+    allow_changes: bool = False
+    """Resume although settings that change what is trained are other than the checkpoint's."""
     seed: NonNegativeInt = 42
     """Seeds prompt order, learner and engines."""
     plan_from: str | None = None
@@ -247,6 +252,8 @@ class LearnerSection(Section):
     """Seconds the learner may take to load the model."""
     step_timeout: Seconds = 3600.0
     """Seconds one step may take."""
+    max_restarts: NonNegativeInt = 3
+    """Times that a learner whose process died is started anew from the last checkpoint, until a later one is saved."""
 
 
 class WeightsSection(Section):

@@ -68,6 +68,10 @@ class EngineClient:
         self._requests.close()
         await self._control.close()
 
+    def adopt(self, incarnation: str) -> None:
+        """From now on only tokens of this incarnation's versions are taken."""
+        self._incarnation = incarnation
+
     async def generate(
         self,
         token_ids: Sequence[int],

@@ -128,6 +128,11 @@ class LearnerClient:
         """Save the model; see `Learner.save_model`."""
         await self._first(Message("save_model", {"directory": directory}))
 
+    @property
+    def has_died(self) -> bool:
+        """The process of a rank has ended; `restart` mends that."""
+        return any(rank.failure is not None for rank in self._ranks)
+
     async def watch(self) -> None:
         """Return never; raise LearnerError as soon as a rank's process ends, even if nobody has asked it anything."""
         raise await self.death()

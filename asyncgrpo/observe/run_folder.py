@@ -20,9 +20,9 @@ __all__ = ["RunFolder", "check_free"]
 
 LOCK_NAME = "run.lock"
 STARTED = {LOCK_NAME, "incarnation", "config.yaml", "prediction.json", "rollouts", "logs"}
+"""What a run makes before it has trained anything."""
 CHECKPOINT = "step"
 """What names of checkpoints begin with."""
-"""What a run makes before it has trained anything."""
 
 
 class RunFolder:
@@ -57,14 +57,21 @@ class RunFolder:
             raise RunFolderError(f"run folder {folder.path} does not exist; there is nothing to resume")
         folder._lock = _lock(folder.path)
         try:
-            folder._count_start()
+            folder.count_start()
         except BaseException:
             folder.close()
             raise
         return folder
 
-    def _count_start(self) -> None:
-        if not any(self.checkpoints_dir.glob(f"{CHECKPOINT}-*/")):
+    @property
+    def has_checkpoint(self) -> bool:
+        """Complete or not."""
+        return any(self.checkpoints_dir.glob(f"{CHECKPOINT}-*/"))
+
+    def count_start(self) -> None:
+        """From now on versions have names of their own: what was trained before may be trained anew. Raises
+        RunFolderError."""
+        if not self.has_checkpoint:
             raise RunFolderError(
                 f"run folder {self.path} has no checkpoint to resume from; remove it to start the run anew, or choose "
                 "another run.output_dir"
@@ -118,6 +125,11 @@ class RunFolder:
     def checkpoints_dir(self) -> Path:
         """One folder per checkpoint, `step-00000012`."""
         return self.path / "checkpoints"
+
+    @property
+    def skipped_dir(self) -> Path:
+        """Batches of which an update was skipped: its loss or gradient was not finite."""
+        return self.path / "skipped_updates"
 
     @property
     def logs_dir(self) -> Path:

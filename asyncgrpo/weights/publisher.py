@@ -126,6 +126,10 @@ class Publisher:
     def holds_learner(self) -> bool:
         return self._transport.holds_learner
 
+    def adopt(self, incarnation: str) -> None:
+        """From the next publish on, versions have this incarnation's names."""
+        self._incarnation = incarnation
+
     async def connect(self) -> None:
         await self._transport.connect([seat.engine for seat in self._seats.values()])
 

@@ -126,6 +126,11 @@ class RunMetrics:
         self.staleness = TokenStaleness("asyncgrpo_staleness_versions", "Staleness of trained tokens, in versions")
         self.registry.register(self.staleness)
         self.registry.register(StateSeconds("asyncgrpo_learner_seconds", "Learner's time by state", time))
+        self.checkpoint_step = self._gauge("checkpoint_step", "Step of the last checkpoint that was saved")
+        self.checkpoint_duration = self._histogram("checkpoint_duration_seconds", "Until a checkpoint was on disk")
+        self.checkpoint_failures = self._counter("checkpoint_failures", "Checkpoints that could not be saved")
+        self.learner_restarts = self._counter("learner_restarts", "Times it was started anew from a checkpoint")
+        self.rollbacks = self._counter("rollbacks", "Times a guard had the run go back to a checkpoint")
         self._reported = self._learner_gauges()
 
     def _learner_gauges(self) -> dict[str, Gauge]:

@@ -1,0 +1,121 @@
+"""Checkpoints of a run that goes on: when one is due, and how it comes about.
+
+    between two steps:  orchestrator's part in one moment -> learner writes its part   | the next step waits for these
+    then, beside it:    the rest is written, hashed, synced, renamed, older ones go    | engines generate throughout
+
+A checkpoint that cannot be saved is said and counted, and the run goes on: those before it are still there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import time
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from asyncgrpo.checkpoint.cadence import due
+from asyncgrpo.checkpoint.compare import config_hash
+from asyncgrpo.checkpoint.store import CheckpointStore
+from asyncgrpo.concurrency import deadline
+from asyncgrpo.config.sections import CheckpointSection
+from asyncgrpo.errors import CheckpointError, LearnerError
+from asyncgrpo.guards import Guards
+from asyncgrpo.observe.rewind import growing_files, lengths
+from asyncgrpo.observe.run_folder import RunFolder
+from asyncgrpo.run_state import Captured, RunParts, capture, write
+from asyncgrpo.session import Session
+
+logger = logging.getLogger(__name__)
+
+CONFIG = "config.json"
+LEARNER = "learner"
+
+
+class Checkpoints:
+    """Those of one run. `asked` may be set from a signal handler: one more, after the step in hand."""
+
+    def __init__(self, session: Session, parts: RunParts, guards: Guards) -> None:
+        self.asked = asyncio.Event()
+        self._session, self._parts, self._guards = session, parts, guards
+        self._section = session.job.config.checkpoint
+        self._store = store_of(session.folder, session.job.config.checkpoint)
+        self._writing: asyncio.Task[None] | None = None
+        self._saved_at = time.monotonic()
+        self._saved_step = parts.buffer.contract.version
+
+    @property
+    def is_on(self) -> bool:
+        """Whether any setting asks for checkpoints at all."""
+        section = self._section
+        return bool(section.save_steps or section.keep_every or section.save_minutes)
+
+    async def after(self, step: int, *, is_last: bool, background: asyncio.TaskGroup) -> None:
+        """A step is done and on disk. Saves if that is due; returns when the next step may train."""
+        reason = due(self._section, step, time.monotonic() - self._saved_at)
+        if self.asked.is_set():
+            self.asked.clear()
+            reason = "a signal"
+        if is_last and self.is_on:
+            reason = reason or "the end of the run"
+        if reason and step != self._saved_step:
+            await self._save(step, reason, background)
+        if is_last and self._writing is not None:
+            await self._writing
+
+    async def _save(self, step: int, reason: str, background: asyncio.TaskGroup) -> None:
+        with self._session.learner_time.during("checkpoint"):
+            if self._writing is not None:
+                await self._writing  # never two at a time
+            more = {"guards": self._guards.state()}
+            captured = capture(self._parts, lengths(self._session.folder), more)
+            learner_is_free = asyncio.Event()
+            self._saved_at, self._saved_step = time.monotonic(), step
+            saving = self._write(step, captured, learner_is_free, reason)
+            self._writing = background.create_task(saving, name=f"checkpoint {step}")
+            await learner_is_free.wait()
+
+    async def _write(self, step: int, captured: Captured, learner_is_free: asyncio.Event, reason: str) -> None:
+        session, config = self._session, self._session.job.config
+        started = time.monotonic()
+        try:
+            what = f"saving the checkpoint of step {step}"
+            async with (
+                deadline(self._section.save_timeout, CheckpointError, f"{what} (checkpoint.save_timeout)"),
+                self._store.writing(
+                    step, incarnation=session.folder.incarnation, config_hash=config_hash(config)
+                ) as draft,
+            ):
+                await draft.run(lambda folder: (folder / LEARNER).mkdir())
+                await session.learner.save(draft.folder / LEARNER)
+                learner_is_free.set()
+                await draft.run(partial(write, captured))
+                await draft.run(partial(_write_config, config.model_dump(mode="json")))
+                await draft.commit(sync=growing_files(session.folder))
+        except (CheckpointError, LearnerError) as error:  # the end of a rank is told by who watches it
+            session.metrics.checkpoint_failures.inc()
+            session.progress.note(f"warning: {error}")
+            logger.warning("no checkpoint of step %d: %s", step, error)
+        else:
+            seconds = time.monotonic() - started
+            session.metrics.checkpoint_step.set(step)
+            session.metrics.checkpoint_duration.observe(seconds)
+            logger.info("checkpoint of step %d saved in %.2f s, asked for by %s", step, seconds, reason)
+        finally:
+            learner_is_free.set()
+
+
+def store_of(folder: RunFolder, section: CheckpointSection) -> CheckpointStore:
+    return CheckpointStore(folder.checkpoints_dir, keep_last=section.save_total_limit, keep_every=section.keep_every)
+
+
+def read_config(checkpoint: Path) -> dict[str, Any]:
+    """Settings of the run that saved it, as `RunConfig.model_dump(mode="json")` gave them."""
+    values: dict[str, Any] = json.loads((checkpoint / CONFIG).read_text(encoding="utf-8"))
+    return values
+
+
+def _write_config(values: dict[str, Any], folder: Path) -> None:
+    (folder / CONFIG).write_text(json.dumps(values) + "\n", encoding="utf-8")

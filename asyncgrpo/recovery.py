@@ -1,0 +1,124 @@
+"""Trains to the end, going back to a checkpoint where the learner dies or a guard asks for it.
+
+Engines are kept: they are brought to the checkpoint's version under a new incarnation, so that what they sampled since
+then is refused wherever it may still come from. What the run did after the checkpoint is taken back, as by a resume.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+
+from asyncgrpo.checkpoint.store import Checkpoint
+from asyncgrpo.checkpoints import LEARNER
+from asyncgrpo.concurrency import deadline, run_until
+from asyncgrpo.errors import AsyncGRPOError, GuardError, LearnerError, StallError
+from asyncgrpo.orchestrator import Orchestrator
+from asyncgrpo.resuming import go_back, newest
+from asyncgrpo.run_state import read
+from asyncgrpo.session import Session
+
+logger = logging.getLogger(__name__)
+
+
+class Training:
+    """Of one session, from `checkpoint` or from the start. Engines have to serve that version.
+
+    `stop` may be set from a signal handler, and `on_user_signal` be called from one.
+    """
+
+    def __init__(
+        self, session: Session, checkpoint: Checkpoint | None = None, on_step: Callable[[int], None] = lambda step: None
+    ) -> None:
+        self.stop = asyncio.Event()
+        self._session, self._on_step = session, on_step
+        self._restarts, self._restarted_from = 0, -1
+        self._orchestrator = self._prepared(checkpoint)
+
+    @property
+    def steps_done(self) -> int:
+        return self._orchestrator.steps_done
+
+    def on_user_signal(self) -> None:
+        """Go on, if a guard paused the run; else save a checkpoint after the step in hand."""
+        self._orchestrator.on_user_signal()
+
+    async def run(self) -> None:
+        """Train until the last step, or until `stop` is set. Raises the first error of any part."""
+        await run_until(self._rounds(), self._session.supervisor.run())
+
+    async def _rounds(self) -> None:
+        learner = self._session.learner
+        while True:
+            try:
+                await run_until(self._orchestrator.train(), learner.watch())
+                return
+            except (LearnerError, GuardError) as error:
+                is_rollback = isinstance(error, GuardError) and error.wants_rollback
+                if not (is_rollback or (isinstance(error, LearnerError) and learner.has_died)):
+                    raise
+                await self._recover(error)
+
+    async def _recover(self, error: AsyncGRPOError) -> None:
+        """Raises `error` when there is nothing to go back to, or it has happened too often."""
+        session, config = self._session, self._session.job.config
+        if session.publisher.holds_learner:
+            raise error  # its group of engines and learner cannot be made anew
+        logger.warning("going back to a checkpoint: %s", error)
+        is_rollback = isinstance(error, GuardError)
+        checkpoint, skipped = await asyncio.to_thread(
+            newest, session.folder, config, _is_calm if is_rollback else lambda checkpoint: True
+        )
+        if checkpoint is None:
+            raise type(error)(f"{error}\nthere is no checkpoint to go back to") from error
+        if not is_rollback:
+            self._count_restart(checkpoint.step, error)
+        for note in [f"{error}", *skipped]:
+            session.progress.note(f"warning: {note}")
+        with session.progress.phase(f"going back to the checkpoint of step {checkpoint.step}"):
+            await asyncio.to_thread(self._take_back, checkpoint)
+            (session.metrics.rollbacks if is_rollback else session.metrics.learner_restarts).inc()
+            with session.learner_time.during("checkpoint"):
+                if is_rollback:
+                    await session.learner.load(checkpoint.folder / LEARNER, checkpoint.step)
+                else:
+                    await session.learner.restart(checkpoint.folder / LEARNER, checkpoint.step)
+                await self._publish(checkpoint.step)
+        guards = self._orchestrator.guards.state()
+        self._orchestrator = self._prepared(checkpoint)
+        self._orchestrator.guards.count_rollbacks(guards)
+
+    def _count_restart(self, step: int, error: AsyncGRPOError) -> None:
+        if step > self._restarted_from:
+            self._restarts, self._restarted_from = 0, step
+        self._restarts += 1
+        if self._restarts > self._session.job.config.learner.max_restarts:
+            raise type(error)(
+                f"{error}\nthe learner was started {self._restarts - 1} times from the checkpoint of step {step} "
+                "(learner.max_restarts)"
+            ) from error
+
+    def _take_back(self, checkpoint: Checkpoint) -> None:
+        session = self._session
+        session.folder.count_start()
+        go_back(session.folder, checkpoint, session.job.config)
+
+    async def _publish(self, version: int) -> None:
+        """Every engine that gets work serves `version`, as this incarnation's."""
+        session = self._session
+        session.adopt_incarnation()
+        await session.publisher.publish(version)
+        timeout = session.job.config.buffer.stall_timeout
+        async with deadline(timeout, StallError, f"version {version}: waiting for an engine that serves it"):
+            await session.pool.until_served(version)
+
+    def _prepared(self, checkpoint: Checkpoint | None) -> Orchestrator:
+        orchestrator = Orchestrator(self._session, checkpoint.folder if checkpoint else None)
+        orchestrator.stop, orchestrator.on_step = self.stop, self._on_step
+        return orchestrator
+
+
+def _is_calm(checkpoint: Checkpoint) -> bool:
+    """No guard saw anything bad when it was saved."""
+    return bool(read(checkpoint.folder)["more"]["guards"]["is_calm"])

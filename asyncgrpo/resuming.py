@@ -1,0 +1,97 @@
+"""How a run gets its folder: a new one, or that of an earlier start, which it goes on from.
+
+    lock -> newest complete checkpoint -> are the settings those of the run? -> take back what came after it
+
+Nothing is taken back before everything that could refuse the resume has been asked.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import NamedTuple
+
+from asyncgrpo.checkpoint.compare import check_resumable, differences
+from asyncgrpo.checkpoint.store import Checkpoint
+from asyncgrpo.checkpoints import read_config, store_of
+from asyncgrpo.config import RunConfig
+from asyncgrpo.errors import CheckpointError, RunFolderError
+from asyncgrpo.observe.rewind import rewind
+from asyncgrpo.observe.run_folder import RunFolder
+from asyncgrpo.preflight import Job
+from asyncgrpo.run_state import read
+
+logger = logging.getLogger(__name__)
+
+
+class Beginning(NamedTuple):
+    folder: RunFolder
+    """Locked; to be closed."""
+    checkpoint: Checkpoint | None
+    """To go on from; None: the run is new."""
+    notes: list[str]
+    """What a user should know of the resume."""
+
+
+def begin(job: Job) -> Beginning:
+    """Raises RunFolderError, CheckpointError or ConfigError, each naming value and remedy."""
+    run = job.config.run
+    if run.resume == "never" or (run.resume == "auto" and not RunFolder(run.output_dir).has_checkpoint):
+        return Beginning(RunFolder.create(run.output_dir), None, [])
+    folder = RunFolder.reopen(run.output_dir)
+    try:
+        checkpoint, notes = _choose(folder, job.config)
+        notes += _changes(checkpoint, job.config)
+        if checkpoint.step >= job.total_steps:
+            raise RunFolderError(
+                f"run folder {folder.path} has trained all {checkpoint.step} steps; raise training.max_steps to go on, "
+                "or choose another run.output_dir"
+            )
+        go_back(folder, checkpoint, job.config)
+    except BaseException:
+        folder.close()
+        raise
+    return Beginning(folder, checkpoint, [f"resuming after step {checkpoint.step} of {job.total_steps}", *notes])
+
+
+def go_back(folder: RunFolder, checkpoint: Checkpoint, config: RunConfig) -> None:
+    """Take back what the run did after a checkpoint. May be repeated after a kill."""
+    store_of(folder, config.checkpoint).set_aside_after(checkpoint.step)
+    for path in rewind(folder, read(checkpoint.folder)["lengths"], checkpoint.step):
+        logger.info("put aside: %s", path)
+
+
+def newest(
+    folder: RunFolder, config: RunConfig, is_wanted: Callable[[Checkpoint], bool] = lambda checkpoint: True
+) -> tuple[Checkpoint | None, list[str]]:
+    """The newest complete checkpoint that is wanted, and why newer ones were passed over. Reads every byte."""
+    store = store_of(folder, config.checkpoint)
+    skipped = []
+    for step in store.steps():
+        try:
+            checkpoint = store.at(step)
+        except CheckpointError as error:
+            skipped.append(f"not resumed from: {error}")
+            continue
+        if is_wanted(checkpoint):
+            return checkpoint, skipped
+        skipped.append(f"not resumed from: step {step}, when a guard saw something bad already")
+    return None, skipped
+
+
+def _choose(folder: RunFolder, config: RunConfig) -> tuple[Checkpoint, list[str]]:
+    store_of(folder, config.checkpoint).clear_leftovers()
+    checkpoint, skipped = newest(folder, config)
+    if checkpoint is None:
+        reasons = "\n".join(skipped)
+        raise CheckpointError(
+            f"no checkpoint in {folder.checkpoints_dir} is complete, so the run cannot be resumed; choose another "
+            f"run.output_dir, or remove the folder to start anew\n{reasons}"
+        )
+    return checkpoint, skipped
+
+
+def _changes(checkpoint: Checkpoint, config: RunConfig) -> list[str]:
+    found = differences(read_config(checkpoint.folder), config)
+    check_resumable(found, override="--run.allow_changes=true", allowed=config.run.allow_changes)
+    return [f"changed since: {difference}" for difference in found]
