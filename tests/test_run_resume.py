@@ -1,0 +1,167 @@
+"""Whole runs that stop, fail or lose their learner, and go on from a checkpoint: nothing lost, nothing twice.
+
+The strictest judge is `retrain`: a run that was cut and resumed must leave the very model that its recorded rollouts
+give when they are trained in one go.
+"""
+
+import asyncio
+import json
+import os
+import signal
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+from run_cases import FAKE_ENGINE, Run, make_job, mean_token, run_config
+from safetensors.numpy import load_file
+
+from asyncgrpo.config.loading import from_python
+from asyncgrpo.config.render import render_config
+from asyncgrpo.errors import CheckpointError, ConfigError, RewardError, RunFolderError
+from asyncgrpo.launch import Outcome, run_job
+from asyncgrpo.observe.ledger_file import read_ledger
+from asyncgrpo.observe.run_folder import RunFolder
+from asyncgrpo.retraining import load_rerun, retrain
+
+SHORT = {"num_generations": 4, "max_completion_length": 12, "request_timeout": 20.0}
+
+
+def train(model: Path, folder: Path, *, reward: Any = mean_token, on_start: Any = None, **sections: Any) -> Outcome:
+    base: dict[str, Any] = {
+        "generation": SHORT,
+        "buffer": {"max_staleness": 2, "stall_timeout": 60.0},
+        "training": {"max_steps": 6, "groups_per_step": 2, "learning_rate": 1e-3},
+        "checkpoint": {"save_steps": 2},
+    }
+    for name, values in sections.items():
+        base[name] = base.get(name, {}) | values
+    job = make_job(run_config(model, folder, **base), reward=reward)
+    options = {} if on_start is None else {"on_start": on_start}
+    text = render_config(from_python(job.config, ()))
+    return run_job(job, config_text=text, engine_module=FAKE_ENGINE, **options)
+
+
+class FailsAt:
+    """A reward that ends the run at its n-th call."""
+
+    def __init__(self, call: int) -> None:
+        self.left = call
+
+    def __call__(self, completion_ids: Any, scale: Any, **columns: Any) -> list[float]:
+        self.left -= 1
+        if self.left == 0:
+            raise ValueError("on purpose")
+        return mean_token(completion_ids, scale)
+
+    __name__ = "fails_at"
+
+
+def check_history(folder: Path, steps: int, groups_per_step: int = 2) -> RunFolder:
+    """Every group has one fate, every step is there once, and the model is that of the recorded rollouts."""
+    run = Run(folder)
+    assert [step["step"] for step in run.steps] == list(range(1, steps + 1))
+    ledger = read_ledger(folder / "run" / "ledger.jsonl")
+    assert sorted(entry.group_id for entry in ledger) == list(range(len(ledger)))
+    assert Counter(entry.fate for entry in ledger)["trained"] == steps * groups_per_step
+    tables = json.loads((folder / "run" / "accounting.json").read_text())
+    said = Counter(f"{entry.fate}:{entry.reason}".removesuffix(":") for entry in ledger)
+    assert {fate: tally["groups"] for fate, tally in tables["by_fate"].items()} == said
+    # A prompt may be lost only with the end of the run, and is trained at most once.
+    trained = Counter(entry.prompt_id for entry in ledger if entry.fate == "trained")
+    assert set(trained.values()) == {1}
+    last = {entry.prompt_id: entry for entry in sorted(ledger, key=lambda entry: entry.group_id)}
+    assert {(entry.fate, entry.reason) for entry in last.values()} <= {("trained", ""), ("dropped", "run_ended")}
+
+    source = RunFolder(folder / "run")
+    again = retrain(source, load_rerun(source.path, [f"--run.output_dir={folder / 'again'}"]))
+    assert [(step.step, list(step.differences())) for step in again] == [(n, []) for n in range(1, steps + 1)]
+    then, now = (load_file(f / "final_model" / "model.safetensors") for f in (folder / "run", folder / "again"))
+    assert all(then[name].tobytes() == now[name].tobytes() for name in then)
+    return source
+
+
+def test_a_failed_run_goes_on_from_its_last_checkpoint(tiny_model: Path, tmp_path: Path) -> None:
+    with pytest.raises(RewardError, match="on purpose"):
+        train(tiny_model, tmp_path, reward=FailsAt(5), replay={"replay_fraction": 0.5}, training={"groups_per_step": 2})
+    steps_before = [step["step"] for step in Run(tmp_path).steps]
+    assert len(steps_before) >= 2
+    saved = sorted(path.name for path in (tmp_path / "run" / "checkpoints").iterdir())
+    assert saved[0] == "step-00000002"
+    outcome = train(tiny_model, tmp_path, replay={"replay_fraction": 0.5}, training={"groups_per_step": 2})
+    assert (outcome.steps, outcome.interrupted) == (6, False)
+    source = check_history(tmp_path, 6, groups_per_step=1)
+    assert source.incarnation.endswith(".1")
+    assert any(entry.reason == "resumed" for entry in read_ledger(source.ledger_file))
+
+
+def test_a_stopped_run_goes_on_where_it_was(tiny_model: Path, tmp_path: Path) -> None:
+    def stop_soon(loop: asyncio.AbstractEventLoop, run: asyncio.Task[Any]) -> None:
+        async def stop() -> None:
+            while len(steps_of(tmp_path)) < 3:  # noqa: ASYNC110  (the run is what writes them)
+                await asyncio.sleep(0.01)
+            os.kill(os.getpid(), signal.SIGTERM)
+
+        stopping.append(loop.create_task(stop()))
+
+    stopping: list[asyncio.Task[None]] = []
+    outcome = train(tiny_model, tmp_path, on_start=stop_soon, training={"max_steps": 8}, checkpoint={"save_steps": 0})
+    assert outcome.interrupted
+    assert 3 <= outcome.steps < 8
+    assert (tmp_path / "run" / "checkpoints" / f"step-{outcome.steps:08d}").is_dir()
+    done = [step["time"] for step in Run(tmp_path).steps]
+    train(tiny_model, tmp_path, training={"max_steps": 8}, run={"resume": "must"})
+    assert [step["time"] for step in Run(tmp_path).steps][: len(done)] == done, "nothing is trained again"
+    check_history(tmp_path, 8)
+
+
+def steps_of(folder: Path) -> list[str]:
+    metrics = folder / "run" / "metrics.jsonl"
+    return metrics.read_text().splitlines() if metrics.exists() else []
+
+
+def test_a_finished_run_can_be_made_longer(tiny_model: Path, tmp_path: Path) -> None:
+    train(tiny_model, tmp_path, training={"max_steps": 2}, checkpoint={"save_steps": 0})
+    with pytest.raises(RunFolderError, match=r"has trained all 2 steps; raise training.max_steps to go on"):
+        train(tiny_model, tmp_path, training={"max_steps": 2})
+    assert train(tiny_model, tmp_path, training={"max_steps": 4}).steps == 4
+    check_history(tmp_path, 4)
+
+
+def test_changed_settings_are_shown_and_refused_where_they_mean_something(tiny_model: Path, tmp_path: Path) -> None:
+    train(tiny_model, tmp_path, training={"max_steps": 2})
+    before = (tmp_path / "run" / "ledger.jsonl").read_bytes()
+    changed = {"max_steps": 4, "learning_rate": 5e-4}
+    with pytest.raises(ConfigError, match=r"training.learning_rate: 0.001 -> 0.0005\n.*--run.allow_changes=true"):
+        train(tiny_model, tmp_path, training=changed)
+    assert (tmp_path / "run" / "ledger.jsonl").read_bytes() == before, "a refusal takes nothing back"
+    assert train(tiny_model, tmp_path, training=changed, run={"allow_changes": True}).steps == 4
+    assert [step["learning_rate"] for step in Run(tmp_path).steps] == [1e-3, 1e-3, 5e-4, 5e-4]
+
+
+def test_a_damaged_checkpoint_is_passed_over(
+    tiny_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    train(tiny_model, tmp_path, training={"max_steps": 4})
+    newest = tmp_path / "run" / "checkpoints" / "step-00000004"
+    (newest / "state.json").write_text((newest / "state.json").read_text()[:-40])
+    assert train(tiny_model, tmp_path, training={"max_steps": 5}).steps == 5
+    said = capsys.readouterr().out
+    assert "not resumed from: " in said
+    assert "resuming after step 2 of 5" in said
+    check_history(tmp_path, 5)
+
+
+def test_no_checkpoint_is_complete(tiny_model: Path, tmp_path: Path) -> None:
+    train(tiny_model, tmp_path, training={"max_steps": 2})
+    (tmp_path / "run" / "checkpoints" / "step-00000002" / "manifest.json").unlink()
+    with pytest.raises(CheckpointError, match=r"no checkpoint in .* is complete"):
+        train(tiny_model, tmp_path, training={"max_steps": 4})
+
+
+def test_what_must_resume_needs_a_checkpoint(tiny_model: Path, tmp_path: Path) -> None:
+    with pytest.raises(RunFolderError, match=r"run.resume=must, but .*run has no checkpoint"):
+        train(tiny_model, tmp_path, run={"resume": "must"})
+    train(tiny_model, tmp_path, training={"max_steps": 2})
+    with pytest.raises(RunFolderError, match=r"exists; choose another"):
+        train(tiny_model, tmp_path, run={"resume": "never"})
