@@ -11,7 +11,7 @@ from asyncgrpo.cli.checks.check import Check
 from asyncgrpo.config import RunConfig
 from asyncgrpo.config.resolve import Machine, locate_model, resolve
 from asyncgrpo.errors import AsyncGRPOError
-from asyncgrpo.generation.server import check_ports
+from asyncgrpo.generation.spec import check_ports
 from asyncgrpo.observe.run_folder import check_free
 from asyncgrpo.preflight import check_metrics_port, check_model_path
 from asyncgrpo.prompts import load_rows
