@@ -21,7 +21,7 @@ from asyncgrpo.config.loading import LoadedConfig
 from asyncgrpo.config.render import render_config
 from asyncgrpo.errors import AsyncGRPOError
 from asyncgrpo.forecast import Forecast
-from asyncgrpo.generation.server import VLLM_MODULE
+from asyncgrpo.generation.spec import VLLM_MODULE
 from asyncgrpo.learning.objectives.remarks import remarks_on
 from asyncgrpo.observe.files import write_text
 from asyncgrpo.observe.logs import setup_logging

@@ -15,7 +15,7 @@ from asyncgrpo.config.resolve import Machine, locate_model, resolve
 from asyncgrpo.config.sections import RunSection, TrainingSection
 from asyncgrpo.config.training_checks import check_warm_up
 from asyncgrpo.errors import ConfigError, RunFolderError
-from asyncgrpo.generation.server import check_ports, check_vllm_installed
+from asyncgrpo.generation.spec import check_ports, check_vllm_installed
 from asyncgrpo.observe.run_folder import RunFolder, check_free
 from asyncgrpo.prompts.encoding import load_tokenizer
 from asyncgrpo.prompts.rows import load_rows

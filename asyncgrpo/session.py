@@ -18,7 +18,8 @@ from asyncgrpo.config.resolve import PROBE_TOKENS
 from asyncgrpo.errors import EngineError, PublishError, StallError
 from asyncgrpo.generation.client import EngineClient
 from asyncgrpo.generation.pool import EnginePool
-from asyncgrpo.generation.server import VLLM_MODULE, EngineSpec, ManagedEngine, engine_specs
+from asyncgrpo.generation.server import ManagedEngine
+from asyncgrpo.generation.spec import VLLM_MODULE, EngineSpec, engine_specs
 from asyncgrpo.generation.startup import until_healthy
 from asyncgrpo.generation.supervisor import Supervisor
 from asyncgrpo.generation.verify import verify_settings, with_dtype_of

@@ -25,7 +25,7 @@ from asyncgrpo.config.loading import from_python
 from asyncgrpo.config.names import DOTTED, closest
 from asyncgrpo.config.render import render_config
 from asyncgrpo.errors import ConfigError
-from asyncgrpo.generation.server import VLLM_MODULE
+from asyncgrpo.generation.spec import VLLM_MODULE
 from asyncgrpo.launch import OnStart, Outcome, run_job
 from asyncgrpo.preflight import prepare
 from asyncgrpo.rewards.functions import from_callables

@@ -51,7 +51,9 @@ class Rows:
     def __len__(self) -> int:
         return self._count
 
-    def __getitem__(self, row: int) -> dict[str, Any]:
+    def __getitem__(self, row: int | list[int]) -> dict[str, Any]:
+        if isinstance(row, list):
+            return {"prompt": [f"prompt {each}" for each in row], "object": [object for _ in row]}
         return {"prompt": f"prompt {row}", "object": object}
 
 

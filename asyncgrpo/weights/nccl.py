@@ -6,7 +6,7 @@ run it yet (see docs/gpu.md).
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Protocol
 
 from asyncgrpo.types import Snapshot
@@ -52,5 +52,5 @@ class NcclTransport:
             },
         )
 
-    def discard_before(self, version: int) -> None:
+    def discard_before(self, version: int, keep: Collection[int] = ()) -> None:
         pass

@@ -13,7 +13,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -60,8 +60,8 @@ class Transport(Protocol):
     async def load(self, engine: EngineControl, snapshot: Snapshot, wire_version: str) -> None:
         """Load it into a paused engine: start, update, finish."""
 
-    def discard_before(self, version: int) -> None:
-        """No engine needs an older one any more."""
+    def discard_before(self, version: int, keep: Collection[int] = ()) -> None:
+        """No engine needs an older one any more, but for those in `keep`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,7 +91,7 @@ class _Seat:
     given: Snapshot | None = None
     """What it was last loaded with; None while it loads, and after a load that failed."""
     joining_with: int | None = None
-    """Version it is loading in order to become a member."""
+    """Version it loads in order to become a member."""
 
 
 class Publisher:
@@ -173,14 +173,10 @@ class Publisher:
                 raise PublishError(f"{what} failed: {error}") from error
             loaded = None
             while loaded is None or loaded is not self._latest:  # a newer one may be published meanwhile
-                loaded = self._latest
-                assert loaded is not None, "version 0 is published before an engine can leave"
-                seat.joining_with = loaded.version
-                await self._load_into(seat, loaded)
+                loaded = await self._load_latest_into(seat)
             seat.is_member = True
             self._on_served(engine, loaded.version)
         finally:
-            seat.joining_with = None
             self._discard()
 
     def given(self, engine: str) -> str | None:
@@ -211,23 +207,38 @@ class Publisher:
         return seconds
 
     async def _load_into(self, seat: _Seat, snapshot: Snapshot) -> float:
-        engine = seat.engine
-        what = f"publish of version {snapshot.version} to {engine.name}"
         async with seat.lock, self._turns:
-            started = time.monotonic()
-            seat.is_paused = seat.was_paused = True
-            seat.given = None
+            return await self._pause_and_load(seat, snapshot)
+
+    async def _load_latest_into(self, seat: _Seat) -> Snapshot:
+        """The latest when its turn comes: no more old versions are needed than engines load at the same time."""
+        async with seat.lock, self._turns:
+            latest = self._latest
+            assert latest is not None, "version 0 is published before an engine can leave"
+            seat.joining_with = latest.version
             try:
-                async with deadline(self._timeout, PublishError, what):
-                    await engine.pause(self._in_flight)
-                    await self._load_with_one_retry(engine, snapshot)
-                    await engine.resume()
-            except EngineError as error:
-                raise PublishError(f"{what} failed: {error}") from error
+                await self._pause_and_load(seat, latest)
             finally:
-                seat.is_paused = False
-            seat.given = snapshot
-            return time.monotonic() - started
+                seat.joining_with = None
+            return latest
+
+    async def _pause_and_load(self, seat: _Seat, snapshot: Snapshot) -> float:
+        """Seconds it was paused."""
+        engine, started = seat.engine, time.monotonic()
+        what = f"publish of version {snapshot.version} to {engine.name}"
+        seat.is_paused = seat.was_paused = True
+        seat.given = None
+        try:
+            async with deadline(self._timeout, PublishError, what):
+                await engine.pause(self._in_flight)
+                await self._load_with_one_retry(engine, snapshot)
+                await engine.resume()
+        except EngineError as error:
+            raise PublishError(f"{what} failed: {error}") from error
+        finally:
+            seat.is_paused = False
+        seat.given = snapshot
+        return time.monotonic() - started
 
     async def _load_with_one_retry(self, engine: EngineControl, snapshot: Snapshot) -> None:
         """A failed load leaves the engine paused and without weights: only a whole load mends it."""
@@ -242,8 +253,8 @@ class Publisher:
             await self._transport.load(engine, snapshot, wire_version)
 
     def _discard(self) -> None:
-        """What is older than the latest version, and than what an engine joins with."""
+        """What is older than the latest version, but for what engines join with."""
         if self._latest is None:
             return
-        joining = [seat.joining_with for seat in self._seats.values() if seat.joining_with is not None]
-        self._transport.discard_before(min([self._latest.version, *joining]))
+        joining = {seat.joining_with for seat in self._seats.values() if seat.joining_with is not None}
+        self._transport.discard_before(self._latest.version, joining)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Protocol
 
 from asyncgrpo.types import Snapshot
@@ -35,5 +35,5 @@ class SharedMemoryTransport:
         await engine.update_weights({"path": snapshot.path})
         await engine.finish_weight_update(wire_version)
 
-    def discard_before(self, version: int) -> None:
-        self._store.discard_before(version)
+    def discard_before(self, version: int, keep: Collection[int] = ()) -> None:
+        self._store.discard_before(version, keep)

@@ -11,6 +11,7 @@ import os
 import secrets
 import shutil
 import subprocess
+from collections.abc import Collection
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -82,9 +83,9 @@ class SnapshotStore:
         self._versions[version] = self.folder / f"version-{version:08d}.safetensors"
         return str(self._versions[version])
 
-    def discard_before(self, version: int) -> None:
-        """Remove snapshots that no engine needs any more."""
-        for old in [v for v in self._versions if v < version]:
+    def discard_before(self, version: int, keep: Collection[int] = ()) -> None:
+        """Remove older snapshots, but for those in `keep`."""
+        for old in [v for v in self._versions if v < version and v not in keep]:
             self._versions.pop(old).unlink(missing_ok=True)
 
 

@@ -17,9 +17,6 @@ from asyncgrpo.weights.shared_memory import SharedMemoryTransport, SnapshotWrite
 from asyncgrpo.weights.snapshots import SnapshotStore
 from asyncgrpo.weights.vllm_plugin import BACKEND
 
-LIVING_SNAPSHOTS = 2
-"""The version that engines serve, and the one being written."""
-
 
 class Learner(SnapshotWriter, NcclSender, Protocol):
     """What the transports need of a learner."""
@@ -36,8 +33,20 @@ async def open_transport(config: RunConfig, learner: Learner) -> AsyncIterator[T
         yield NcclTransport(learner)
         return
     with SnapshotStore(config.weights.shared_memory_dir) as store:
-        store.check_space(LIVING_SNAPSHOTS * snapshot_bytes(config))
+        store.check_space(most_snapshots(config) * snapshot_bytes(config))
         yield SharedMemoryTransport(store, learner)
+
+
+def most_snapshots(config: RunConfig) -> int:
+    """Snapshots that exist at once, at most.
+
+    The latest; the one before until the latest is everywhere, and after that the next, which is written only once an
+    engine serves the latest; and an older one for each engine that joins with it meanwhile, of which there are no more
+    than may load at a time, and than there are engines besides the one that serves. Not counted: what an engine that
+    hung in a load keeps open after it was given up.
+    """
+    engines = len(config.engines.managed_devices) + len(config.engines.urls)
+    return 2 + min(config.weights.publish_concurrency, engines - 1)
 
 
 def snapshot_bytes(config: RunConfig) -> int:

@@ -16,10 +16,10 @@ import pytest
 from asyncgrpo.config import RunConfig
 from asyncgrpo.errors import ConfigError, EngineError
 from asyncgrpo.generation.client import EngineClient
-from asyncgrpo.generation.server import (
+from asyncgrpo.generation.server import ManagedEngine
+from asyncgrpo.generation.spec import (
     VLLM_MODULE,
     EngineSpec,
-    ManagedEngine,
     check_ports,
     engine_specs,
     vllm_arguments,

@@ -22,7 +22,8 @@ from asyncgrpo.config.loading import load_config
 from asyncgrpo.config.resolve import Machine, resolve
 from asyncgrpo.errors import EngineError
 from asyncgrpo.generation.client import EngineClient
-from asyncgrpo.generation.server import EngineSpec, ManagedEngine, engine_specs
+from asyncgrpo.generation.server import ManagedEngine
+from asyncgrpo.generation.spec import EngineSpec, engine_specs
 from asyncgrpo.launch import run_training
 from asyncgrpo.learning.client import LearnerClient
 from asyncgrpo.testing import contract

@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import pytest
@@ -77,8 +77,9 @@ class PathTransport:
         await engine.update_weights({"path": snapshot.path})
         await engine.finish_weight_update(wire_version)
 
-    def discard_before(self, version: int) -> None:
-        self._log.append(f"discard before {version}")
+    def discard_before(self, version: int, keep: Collection[int] = ()) -> None:
+        kept = f" but {sorted(set(keep) - {version})}" if set(keep) - {version} else ""
+        self._log.append(f"discard before {version}{kept}")
 
 
 def publisher_of(*engines: RecordingEngine, timeout: float = 5.0, concurrency: int = 1) -> tuple[Publisher, list[str]]:
@@ -264,7 +265,7 @@ async def test_a_version_that_is_published_while_an_engine_joins_reaches_it_too(
         while slow.calls[-1] != "update /v7" or slow.calls.count("update /v7") < 2:  # noqa: ASYNC110
             await asyncio.sleep(0.001)
         await publisher.publish(8)
-        assert log[-3:] == ["prepare 8 None", "b serves 8", "discard before 7"], "a still reads version 7"
+        assert log[-3:] == ["prepare 8 None", "b serves 8", "discard before 8 but [7]"], "a still reads version 7"
         await joining
     assert slow.calls[-6:] == ["resume", "pause", "start", "update /v8", "finish 2:8", "resume"]
     assert log[-2:] == ["a serves 8", "discard before 8"]
@@ -340,3 +341,34 @@ async def test_an_engine_has_no_weights_that_are_known_while_it_loads_and_after_
     assert publisher.given("a") is None
     await publishing
     assert publisher.given("a") is None
+
+
+async def test_versions_between_the_latest_and_what_an_engine_joins_with_are_not_kept() -> None:
+    slow = RecordingEngine("a", hangs=["update"])
+    publisher, log, _ = supervised(slow, RecordingEngine("b"), concurrency=2)
+    async with asyncio.timeout(5):
+        publisher.leave("a")
+        await publisher.publish(7)
+        joining = asyncio.create_task(publisher.join("a"))
+        while slow.calls[-1:] != ["update /v7"]:  # noqa: ASYNC110
+            await asyncio.sleep(0.001)
+        for version in (8, 9, 10):
+            await publisher.publish(version)
+        assert log[-1] == "discard before 10 but [7]"
+        joining.cancel()
+        await asyncio.gather(joining, return_exceptions=True)
+        assert log[-1] == "discard before 10"
+
+
+async def test_an_engine_that_waits_for_its_turn_joins_with_what_is_the_latest_then() -> None:
+    engines = [RecordingEngine("a"), RecordingEngine("b", seconds=0.02)]
+    publisher, _, _ = supervised(*engines)
+    async with asyncio.timeout(5):
+        await publisher.publish(7)
+        publisher.leave("a")
+        publishing = asyncio.create_task(publisher.publish(8))
+        while engines[1].calls.count("pause") < 2:  # noqa: ASYNC110
+            await asyncio.sleep(0.001)
+        await asyncio.gather(publisher.join("a"), publishing)
+    assert engines[0].calls.count("update /v7") == 1
+    assert engines[0].calls[-1] == "resume"

@@ -8,8 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from asyncgrpo.config import RunConfig
 from asyncgrpo.errors import ConfigError
 from asyncgrpo.weights.snapshots import LOCK, PREFIX, SnapshotStore, sweep
+from asyncgrpo.weights.transports import most_snapshots
 
 
 def test_the_folder_exists_inside_the_block_only(tmp_path: Path) -> None:
@@ -121,3 +123,23 @@ def test_a_parent_that_cannot_be_written_is_named() -> None:
         SnapshotStore("/proc"),
     ):
         pass
+
+
+def test_old_snapshots_that_an_engine_joins_with_are_kept(tmp_path: Path) -> None:
+    with SnapshotStore(str(tmp_path)) as store:
+        paths = [Path(store.path(version)) for version in range(4)]
+        for path in paths:
+            path.touch()
+        store.discard_before(3, keep={1})
+        assert [path.exists() for path in paths] == [False, True, False, True]
+        store.discard_before(3)
+        assert [path.exists() for path in paths] == [False, False, False, True]
+
+
+@pytest.mark.parametrize(
+    ("urls", "devices", "concurrency", "most"), [(1, 0, 1, 2), (1, 0, 9, 2), (2, 0, 1, 3), (2, 2, 2, 4), (1, 2, 9, 4)]
+)
+def test_the_most_snapshots_at_once(urls: int, devices: int, concurrency: int, most: int) -> None:
+    engines = {"urls": [f"http://host:{8000 + number}" for number in range(urls)], "devices": ["cpu"] * devices}
+    config = RunConfig.model_validate({"engines": engines, "weights": {"publish_concurrency": concurrency}})
+    assert most_snapshots(config) == most

@@ -12,7 +12,7 @@ from asyncgrpo.config import RunConfig
 from asyncgrpo.config.resolve import Machine, locate_model, resolve
 from asyncgrpo.errors import AsyncGRPOError
 from asyncgrpo.forecast import former_model
-from asyncgrpo.generation.server import check_ports
+from asyncgrpo.generation.spec import check_ports
 from asyncgrpo.observe.run_folder import check_free
 from asyncgrpo.preflight import check_former_run, check_metrics_port, check_model_path
 from asyncgrpo.prompts import load_rows
