@@ -150,8 +150,10 @@ class Run:
     def finish(self) -> None:
         group_id = self.rng.choice(sorted(self.in_flight))
         ticket, start = self.in_flight.pop(group_id)
-        if ticket.prompt.row in self.bad_rows or self.rng.random() < 0.1:
-            now(self.buffer.drop(group_id, "failed", reissue=self.books.failed(group_id, "failed", ERROR)))
+        is_bad = ticket.prompt.row in self.bad_rows
+        if is_bad or self.rng.random() < 0.1:
+            again = self.books.failed(group_id, "failed", ERROR, by_prompt=is_bad or self.rng.random() < 0.5)
+            now(self.buffer.drop(group_id, "failed", reissue=again))
             return
         sampled = [start, self.contract.served_version, *self.snapshots]
         rewards = (0.0, float(self.rng.random() < 0.7))
