@@ -41,6 +41,8 @@ _EXPECTED = {
     "float_type": "a number",
     "finite_number": "a finite number",
     "string_type": "text (in quotes, if it looks like a number)",
+    "string_too_short": "text that is not empty",
+    "string_pattern_mismatch": "text without a NUL character",
     "tuple_type": "a list, as in [a, b]",
     "dict_type": "a mapping, as in {{name: value}}",
     "model_type": "a mapping of fields",

@@ -40,6 +40,7 @@ def other_value(key: str) -> object:
         "training.num_minibatches": 2,
         "learner.mode": "process",
         "objective.delta": 4.0,
+        "objective.gate_cap": 3.0,
         "objective.importance_sampling_cap": 3.0,
         "objective.dual_clip": 3.0,
         "replay.replay_exponent": 1.0,
@@ -229,6 +230,16 @@ def test_only_given_arguments_count_as_set() -> None:
         (
             {"loss_type": "cispo", "epsilon_high": 5.0, "gate_cap": 4.0},
             "epsilon_high means gate_cap=5.0, but gate_cap=4.0 is given; leave one out",
+        ),
+        (
+            {"loss_type": "cispo", "epsilon_high": 0.28},
+            'epsilon_high=0.28 with loss_type="cispo" is the largest weight itself, in TRL too, and would bound every '
+            "token, of weight 1 while its policy has not changed; set gate_cap=1.28 instead",
+        ),
+        (
+            {"loss_type": "cispo", "gate_cap": 0.28},
+            "gate_cap=0.28 is below 1, the weight of a token whose policy has not changed: it would bound every token; "
+            "set gate_cap=1.28, or leave it out",
         ),
         (
             {"vllm_importance_sampling_correction": "icepop", "vllm_importance_sampling_mode": "token_mask"},
