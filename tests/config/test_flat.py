@@ -327,6 +327,13 @@ def test_advice_on_trl_arguments_names_settings_that_exist() -> None:
             assert key in FIELDS, (name, key)
 
 
+def test_the_defaults_that_differ_are_documented_as_they_are() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "coming_from_trl.md").read_text()
+    ours = dict(re.findall(r"^\| `(\w+)` \| (\S+) \| [^|]+ \| [^|]+ \|$", page, re.MULTILINE))
+    assert ours == {name: str(AsyncGRPOConfig.model_fields[name].default) for name in ours}
+    assert {"num_train_epochs", "max_staleness", "max_completion_length", "request_timeout"} <= set(ours)
+
+
 def test_the_names_that_differ_are_documented() -> None:
     page = (Path(__file__).parents[2] / "docs" / "coming_from_trl.md").read_text()
     documented = re.findall(r"^\| `(\w+\.\w+)` \| `(\w+)` \|$", page, re.MULTILINE)
