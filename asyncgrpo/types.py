@@ -140,10 +140,11 @@ class Group:
 
     @property
     def is_uniform(self) -> bool:
-        """No two scored samples differ in `reward`: no advantage over each other, so no gradient.
+        """No two scored samples differ in `reward`: none has an advantage over another.
 
-        Of the weighted sum only: with `normalize_then_sum`, samples of equal sum may differ in their parts, and with
-        `soft_punish_cache` in length.
+        With a baseline within the group (`group_mean`, `leave_one_out`) then all advantages are 0, and the policy term
+        has no gradient; with `batch_mean` or `none` it has one. Of the weighted sum only: with `normalize_then_sum`,
+        samples of equal sum may differ in their parts, and with `soft_punish_cache` in length.
         """
         return len({sample.reward for sample in self.samples if not math.isnan(sample.reward)}) < 2
 

@@ -5,15 +5,14 @@ The class is generated from the sections, so a field has one default, one type a
 
 from __future__ import annotations
 
-import math
-import os
+import sys
 from collections.abc import Mapping
 from typing import Any, get_args
 
-import numpy as np
 from pydantic import PositiveFloat, create_model
 
 from asyncgrpo.config.names import DOTTED, FIELDS, flat
+from asyncgrpo.config.plain import not_json, plain, without_numpy
 from asyncgrpo.config.problems import unknown_key, validate
 from asyncgrpo.config.root import RunConfig
 from asyncgrpo.config.section import Section
@@ -48,7 +47,8 @@ class AsyncGRPOConfig(_Generated):
     """
 
     def __init__(self, **arguments: Any) -> None:
-        own = {name: arguments[name] for name in _TrainerSettings.model_fields if name in arguments}
+        arguments = {name: without_numpy(value) for name, value in arguments.items()}
+        own = {name: plain(name, arguments[name]) for name in _TrainerSettings.model_fields if name in arguments}
         sectioned = from_trl({name: value for name, value in arguments.items() if name not in own})
         config = _validated(sectioned, {})
         super().__init__(**flatten(config), **_check_own(own))
@@ -77,17 +77,19 @@ def _validated(arguments: Mapping[str, Any], sections: Mapping[str, Any]) -> Run
     unknown = [name for name in arguments if name not in DOTTED]
     if unknown:
         raise ConfigError("\n".join(unknown_key(name, flat) for name in unknown))
-    values: dict[str, Any] = {name: _plain(name, value) for name, value in sections.items()}
+    values: dict[str, Any] = {name: plain(name, value) for name, value in sections.items()}
     for name, value in arguments.items():
         section, _, field = DOTTED[name].partition(".")
-        values.setdefault(section, {})[field] = _plain(name, value)
+        values.setdefault(section, {})[field] = plain(name, value)
     return validate(values, face=flat)
 
 
 def _check_own(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    if lines := [f"{key} = {said}" for key, said in not_json("", arguments)]:
+        raise ConfigError("\n".join(lines))
     weights, timeout = arguments.get("reward_weights"), arguments.get("reward_timeout", 60.0)
     on_error = arguments.get("reward_on_error", "stop")
-    if weights is not None and not (isinstance(weights, list | tuple) and all(map(_is_number, weights))):
+    if weights is not None and not (isinstance(weights, list) and all(map(_is_number, weights))):
         raise ConfigError(f"reward_weights = {weights!r}: expected one number per reward function")
     if weights is not None and any(abs(weight) > LARGEST_WEIGHT for weight in weights):
         raise ConfigError(f"reward_weights = {weights!r}: expected at most {LARGEST_WEIGHT:g}, either sign")
@@ -103,21 +105,6 @@ def _check_own(arguments: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-
-
-def _plain(name: str, value: Any) -> Any:
-    """The value in the types JSON has. Raises ConfigError where it has none."""
-    if value is None or isinstance(value, str | bool | int | float):
-        return value
-    if isinstance(value, os.PathLike):
-        return os.fspath(value)
-    if isinstance(value, np.generic):
-        return value.item()
-    if isinstance(value, Section):
-        return value.model_dump(mode="json")
-    if isinstance(value, Mapping):
-        return {str(key): _plain(f"{name}.{key}", inner) for key, inner in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(name, inner) for inner in value]
-    raise ConfigError(f"{name} = {value!r}: expected a plain value, not {type(value).__name__}")
+    """Whether a float can hold it."""
+    is_real = isinstance(value, int | float) and not isinstance(value, bool)
+    return is_real and abs(value) <= sys.float_info.max

@@ -15,6 +15,8 @@ from asyncgrpo.config.section import Fraction, Section
 
 LARGEST_WIDTH = 1e6
 ClipWidth = Annotated[float, Field(gt=0.0, le=LARGEST_WIDTH)]
+LEAST_WEIGHT = 1e-8
+"""Of proximal/behaviour: below e^-20 = 2e-9 all ratios are alike, so that a bound down there would do nothing."""
 PenaltyWeight = Annotated[float, Field(ge=0.0, le=1e3)]
 
 GATE_CAPS = {"cispo": 5.0, "aipo": 5.0, "dppo_tv": 20.0, "dppo_kl": 20.0}
@@ -71,7 +73,7 @@ class ObjectiveSection(Section):
     dual_clip: Annotated[float, Field(gt=1.0)] | None = None
     """The same bound by its other name (c of dual clip, usually 3); it may lie within the clip. Absent: none."""
     gate_cap: ClipWidth | None = None
-    """Largest weight of the gate. Absent: 5 (cispo, aipo), 20 (dppo_tv, dppo_kl)."""
+    """Largest weight of the gate, at least 1. Absent: 5 (cispo, aipo), 20 (dppo_tv, dppo_kl)."""
     gate_threshold: ClipWidth | None = None
     """Drift the gate tolerates. Absent: 0.15 (dppo_tv), 0.05 (dppo_kl), 0.04 (m2po), 0.4 (gmpo)."""
     sapo_temperature_pos: ClipWidth = 1.0
@@ -104,13 +106,14 @@ class ObjectiveSection(Section):
     (truncate), or what lies beyond them is left out (mask, icepop; vespo counts it as 1e-8 in its sample's weight)."""
     importance_sampling_cap: PositiveFloat | None = None
     """Upper bound. Absent: 2 (token, sequence), 5 (icepop), 1.002 (geometric), 0.01 (k3_mask: of a mean k3)."""
-    importance_sampling_min: PositiveFloat | None = None
-    """Lower bound. Absent: 0.5 (icepop), 0.998 (geometric), else none."""
-    importance_sampling_veto: Annotated[float, Field(gt=0.0, lt=1.0)] | None = None
-    """Leave out a sample if proximal/behaviour of any of its tokens is below it, for example 1e-4. Absent: never."""
+    importance_sampling_min: Annotated[float, Field(ge=LEAST_WEIGHT)] | None = None
+    """Lower bound, at least 1e-8. Absent: 0.5 (icepop), 0.998 (geometric), else none."""
+    importance_sampling_veto: Annotated[float, Field(ge=LEAST_WEIGHT, lt=1.0)] | None = None
+    """Leave out a sample if proximal/behaviour of any of its tokens is below it, for example 1e-4; at least 1e-8.
+    Absent: never."""
     importance_sampling_normalise: bool = False
-    """Divide the weights by their mean over the optimiser batch. Refused with gates that bend the weight:
-    vespo, topr, aipo, dppo_tv and dppo_kl."""
+    """Divide the weights by their mean over the optimiser batch, in which what the correction leaves out counts 0.
+    Refused with gates that bend the weight: vespo, topr, aipo, dppo_tv and dppo_kl."""
     loss_type: Literal["grpo", "dr_grpo", "bnpo", "dapo", "luspo", "prompt_mean"] = "dapo"
     """Mean over tokens: of the sample (grpo), of the minibatch (bnpo), of the step (dapo), of the prompt (prompt_mean);
     their sum divided by a constant (dr_grpo), or their sum (luspo)."""

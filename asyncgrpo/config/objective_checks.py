@@ -87,6 +87,14 @@ def _gate(objective: ObjectiveSection) -> Iterator[Fault]:
             "ratio of every token",
             any_of("importance_sampling_level", ("token",)),
         )
+    cap = objective.resolved_gate_cap
+    if gate in GATE_CAPS and cap < 1.0:
+        yield Fault(
+            ("gate_cap",),
+            f"objective.gate_cap={cap} is below 1, the weight of a token whose policy has not changed: it would bound "
+            "every token",
+            (Remedy({"gate_cap": 1.0 + cap}), out("gate_cap")),
+        )
     if objective.delta is not None and objective.delta < 1.0 + high:
         enough = max(4, math.ceil(1.0 + high))
         larger = Remedy({"delta": float(enough)}, f"give at least that, for example {enough}")

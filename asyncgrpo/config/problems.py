@@ -12,6 +12,7 @@ from typing import Any, get_args
 from pydantic import ValidationError
 
 from asyncgrpo.config.names import DOTTED, ELSEWHERE, FIELDS, FLAT, SECTIONS, Face, closest, dotted, spell
+from asyncgrpo.config.plain import not_json
 from asyncgrpo.config.root import RunConfig
 from asyncgrpo.config.sections import RewardSection
 from asyncgrpo.errors import ConfigError
@@ -41,6 +42,8 @@ _EXPECTED = {
     "float_type": "a number",
     "finite_number": "a finite number",
     "string_type": "text (in quotes, if it looks like a number)",
+    "string_too_short": "text that is not empty",
+    "string_pattern_mismatch": "text without a NUL character",
     "tuple_type": "a list, as in [a, b]",
     "dict_type": "a mapping, as in {{name: value}}",
     "model_type": "a mapping of fields",
@@ -58,6 +61,8 @@ def validate(values: Mapping[str, Any], face: Face = dotted, where: Where = lamb
 
     Raises ConfigError with one line per problem.
     """
+    if lines := [f"{_spelled(key, face)} = {said}{where(key)}" for key, said in not_json("", values)]:
+        raise ConfigError("\n".join(lines))
     try:
         # JSON is the mode of pydantic in which a list may be a tuple, but "maybe" is no bool and 1.5 no int.
         return RunConfig.model_validate_json(json.dumps(values), strict=True)

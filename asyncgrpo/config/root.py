@@ -29,9 +29,10 @@ from asyncgrpo.config.sections import (
     TrainingSection,
     WeightsSection,
 )
-from asyncgrpo.config.training_checks import check_adapters, check_warm_up
+from asyncgrpo.config.training_checks import check_adapters, check_filter, check_warm_up
 
 LAST_PORT = 65535
+LEAST_TEMPERATURE = 0.01
 
 
 class RunConfig(Section):
@@ -116,6 +117,16 @@ class RunConfig(Section):
         return self
 
     @model_validator(mode="after")
+    def _engines_take_the_temperature(self) -> Self:
+        temperature = self.generation.temperature
+        if temperature < LEAST_TEMPERATURE:
+            raise ValueError(
+                f"generation.temperature={temperature:g} is not what engines would sample at: vLLM raises what lies "
+                f"below {LEAST_TEMPERATURE} to it, and the learner would not; give at least {LEAST_TEMPERATURE}"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _objective_means_something(self) -> Self:
         check_objective(
             self.objective,
@@ -187,6 +198,7 @@ class RunConfig(Section):
     @model_validator(mode="after")
     def _training_does_what_it_says(self) -> Self:
         check_adapters(self.lora)
+        check_filter(self.buffer, self.objective)
         check_warm_up(self.training)
         return self
 

@@ -7,6 +7,10 @@ from typing import Annotated
 from pydantic import BaseModel, ConfigDict, Field
 
 Fraction = Annotated[float, Field(gt=0.0, le=1.0)]
+PathText = Annotated[str, Field(pattern=r"^[^\x00]*$")]
+"""No file has a NUL character in its name."""
+AtLeastTiny = Annotated[float, Field(ge=1e-30)]
+"""A factor or divisor of float32 tensors, in which what is much smaller becomes 0."""
 
 
 class Section(BaseModel):

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
 from asyncgrpo.config.objective import ObjectiveSection as ObjectiveSection
-from asyncgrpo.config.section import Fraction
+from asyncgrpo.config.section import AtLeastTiny, Fraction, PathText
 from asyncgrpo.config.section import Section as Section
 from asyncgrpo.types import InFlight
 
@@ -21,26 +21,29 @@ LARGEST_WEIGHT = 1e6
 Seconds = PositiveFloat
 OnRewardError = Literal["stop", "drop_group"]
 RewardWeight = Annotated[float, Field(ge=-LARGEST_WEIGHT, le=LARGEST_WEIGHT)]
+LARGEST_SEED = 2**31 - 1
+"""vLLM hands it to NumPy, which takes 32 bits; engine k gets the seed + k."""
+TokenId = Annotated[int, Field(ge=0, lt=2**31)]
 Decay = Annotated[float, Field(ge=0.0, lt=1.0)]
 
 
 class RunSection(Section):
-    output_dir: str = "runs/run"
+    output_dir: Annotated[PathText, Field(min_length=1)] = "runs/run"
     """Folder of this run: configuration, metrics, rollouts, logs, checkpoints, final model."""
     resume: Literal["auto", "must", "never"] = "auto"
     """Go on from the checkpoint in output_dir if there is one (`auto`), or refuse a folder without (`must`) or with
     one (`never`)."""
     allow_changes: bool = False
     """Resume although settings that change what is trained are other than the checkpoint's."""
-    seed: NonNegativeInt = 42
+    seed: Annotated[int, Field(ge=0, le=LARGEST_SEED)] = 42
     """Seeds prompt order, learner and engines."""
-    plan_from: str | None = None
+    plan_from: PathText | None = None
     """Folder of an earlier run with this model and task on this machine: from its pace, this run is predicted as it
     starts. Absent: only from its own first steps."""
 
 
 class ModelSection(Section):
-    path: str = ""
+    path: PathText = ""
     """Folder in Hugging Face format, or a name on the hub."""
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Type of the trained weights (the optimiser's master copy)."""
@@ -62,7 +65,7 @@ class LoraSection(Section):
 
 
 class DataSection(Section):
-    dataset: str = ""
+    dataset: PathText = ""
     """Where prompts come from: a JSONL, JSON or Parquet file, a folder saved by `datasets`, or a name on the hub."""
     dataset_config: str | None = None
     """Configuration of a hub dataset, for example `main` of openai/gsm8k."""
@@ -99,14 +102,14 @@ class GenerationSection(Section):
     max_completion_length: PositiveInt = 256
     """Most tokens a completion may have."""
     temperature: Annotated[float, Field(gt=0.0, le=2.0)] = 1.0
-    """Sampling temperature, applied by engines and learner alike. vLLM takes at most 2."""
+    """Sampling temperature, applied by engines and learner alike: 0.01 to 2, as vLLM takes it."""
     top_p: float = 1.0
     """Only 1.0: truncated sampling needs a correction that this version does not have."""
     top_k: int = 0
     """Only 0 (off), for the same reason."""
     min_p: float = 0.0
     """Only 0.0 (off), for the same reason."""
-    stop_token_ids: tuple[int, ...] = ()
+    stop_token_ids: tuple[TokenId, ...] = ()
     """Further tokens that end a completion, besides the model's own end tokens."""
     request_timeout: Seconds = 300.0
     """Seconds one completion may take."""
@@ -175,7 +178,8 @@ class BufferSection(Section):
     """A group about to exceed S: the step waits for it (`wait`); it is dropped and replaced, by another prompt (`drop`)
     or by the same one (`drop_reissue`); or its over-stale tokens are left out of the loss (`mask`)."""
     filter_uniform_groups: bool = False
-    """Drop groups in which all rewards are equal, and generate others in their place (dynamic sampling)."""
+    """Drop groups in which all rewards are equal, and generate others in their place (dynamic sampling). For baselines
+    within the group: with others such groups have advantages."""
     refill_budget: NonNegativeFloat = 2.0
     """Most uniform groups dropped per step, in multiples of groups_per_step; those beyond are trained."""
     stall_timeout: Seconds = 1800.0
@@ -203,13 +207,13 @@ class ReplaySection(Section):
 
 
 class TrainingSection(Section):
-    max_steps: int = -1
+    max_steps: Annotated[int, Field(le=10**9)] = -1
     """Steps to train. -1: as many as num_train_epochs gives."""
     num_train_epochs: Annotated[float, Field(gt=0.0, le=1e6)] = 1.0
     """Passes over the dataset, when max_steps is -1."""
     groups_per_step: Annotated[int, Field(gt=0, le=65536)] = 8
     """P: prompts consumed by one step."""
-    num_iterations: PositiveInt = 1
+    num_iterations: Annotated[int, Field(gt=0, le=65536)] = 1
     """Passes over a step's samples."""
     num_minibatches: PositiveInt = 1
     """Optimiser updates per pass."""
@@ -221,7 +225,7 @@ class TrainingSection(Section):
     """AdamW's beta1."""
     adam_beta2: Decay = 0.999
     """AdamW's beta2."""
-    adam_epsilon: PositiveFloat = 1e-8
+    adam_epsilon: AtLeastTiny = 1e-8
     """AdamW's epsilon."""
     lr_scheduler_type: Literal[
         "constant", "constant_with_warmup", "linear", "cosine", "cosine_with_restarts", "polynomial", "inverse_sqrt"
@@ -229,7 +233,7 @@ class TrainingSection(Section):
     """Schedule, as transformers names it."""
     warmup_steps: NonNegativeInt = 0
     """Optimiser updates until the peak learning rate; fewer than the run has, and not with `constant`."""
-    max_grad_norm: PositiveFloat = 1.0
+    max_grad_norm: AtLeastTiny = 1.0
     """Gradients are clipped to this global norm."""
     max_skipped_updates: NonNegativeInt = 3
     """Updates in a row that are skipped because loss or gradient is not finite; one more ends the run. 0: the first."""
@@ -259,7 +263,7 @@ class LearnerSection(Section):
 class WeightsSection(Section):
     transport: Literal["shared_memory", "nccl"] = "shared_memory"
     """How weights reach engines: by a file in memory on one host, or by `nccl` between GPUs (never run so far)."""
-    shared_memory_dir: str = "/dev/shm"
+    shared_memory_dir: PathText = "/dev/shm"
     """Where snapshots lie; must be visible to the engines."""
     in_flight: InFlight = "keep"
     """Completions under way when a version is published: go on, KV cache computed anew (`keep`); are cut and go on as

@@ -1,8 +1,9 @@
-"""Settings of the optimiser and of adapters that would have no effect, or not the one they name. Raises ValueError."""
+"""Settings of optimiser, adapters and filter that would have no effect, or not the one they name. Raises ValueError."""
 
 from __future__ import annotations
 
-from asyncgrpo.config.sections import LoraSection, TrainingSection
+from asyncgrpo.config.objective import ObjectiveSection
+from asyncgrpo.config.sections import BufferSection, LoraSection, TrainingSection
 
 
 def check_warm_up(training: TrainingSection) -> None:
@@ -30,4 +31,15 @@ def check_adapters(lora: LoraSection) -> None:
         raise ValueError(
             f"lora.{given[0]}={getattr(lora, given[0])} has no effect with lora.lora_r=0, which trains all weights; "
             "leave it out, or set lora.lora_r to the rank of the adapters, for example 16"
+        )
+
+
+def check_filter(buffer: BufferSection, objective: ObjectiveSection) -> None:
+    """Only groups without a gradient may be dropped for being uniform."""
+    if buffer.filter_uniform_groups and objective.advantage_baseline in ("batch_mean", "none"):
+        raise ValueError(
+            "buffer.filter_uniform_groups=True drops groups of equal rewards for having no gradient, but with "
+            f"objective.advantage_baseline={objective.advantage_baseline} they have one: a group of nothing but good "
+            "samples has a large advantage; set buffer.filter_uniform_groups=false, or objective.advantage_baseline to "
+            "group_mean or leave_one_out"
         )

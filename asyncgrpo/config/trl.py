@@ -51,6 +51,12 @@ def _name_gate(given: dict[str, Any]) -> None:
     _put(given, "gate", "loss_type", loss_type)
     given["loss_type"] = _GATED[loss_type]
     if loss_type == "cispo" and given.get("epsilon_high") is not None:
+        high = given["epsilon_high"]
+        if isinstance(high, int | float) and 0 < high < 1:
+            raise ConfigError(
+                f'epsilon_high={high} with loss_type="cispo" is the largest weight itself, in TRL too, and would bound '
+                f"every token, of weight 1 while its policy has not changed; set gate_cap={1.0 + high} instead"
+            )
         _put(given, "gate_cap", "epsilon_high", given.pop("epsilon_high"))
 
 

@@ -12,19 +12,19 @@ from pathlib import Path
 
 import torch
 from peft import PeftModel
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel
-from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.utils import logging as transformers_logging
 
 from asyncgrpo.config import RunConfig
-from asyncgrpo.errors import ConfigError, LearnerError
+from asyncgrpo.errors import ConfigError
 from asyncgrpo.learning.attention.interface import PACKED
+from asyncgrpo.learning.checkpointing import checkpoint_layers
+from asyncgrpo.learning.head_check import check_head
 from asyncgrpo.learning.lora import attach_lora
 from asyncgrpo.learning.packing import Packing
 from asyncgrpo.learning.packing_check import choose_packing
 from asyncgrpo.learning.packing_trial import trial_for
-from asyncgrpo.learning.policy import Policy
 from asyncgrpo.learning.rotary import warn_of_shared_frequencies
 
 FINGERPRINT_VALUES = 256
@@ -70,13 +70,13 @@ def fingerprint(named: Iterable[tuple[str, Tensor]]) -> str:
 def load(config: RunConfig, device: torch.device) -> LoadedModel:
     """Load `config.model` for training on `device`.
 
-    Raises ConfigError for a folder or name that cannot be loaded, LearnerError for an architecture whose logits are
-    not just its head applied to its last hidden states.
+    Raises ConfigError for a folder or name that cannot be loaded, or layers that cannot be recomputed; LearnerError for
+    an architecture whose logits are not just its head applied to its last hidden states.
     """
     model = _from_pretrained(config)
     model.to(device)
     model.eval()
-    _check_head(model, device)
+    check_head(model, device)
     warn_of_shared_frequencies(model.config, config.engines.max_model_len)
     packing: Packing = "padded"
     if config.model.attn_implementation == PACKED:
@@ -87,7 +87,7 @@ def load(config: RunConfig, device: torch.device) -> LoadedModel:
         model.eval()
     frozen = copy.deepcopy(model).requires_grad_(False) if config.objective.beta and adapted is None else None
     if config.training.gradient_checkpointing:
-        _checkpoint_layers(model)
+        checkpoint_layers(model)
     return LoadedModel(model=model, adapted=adapted, frozen=frozen, packing=packing)
 
 
@@ -118,38 +118,3 @@ def _why_not_a_model(given: str, path: Path) -> str:
             "(peft: merge_and_unload) and save that"
         )
     return f"model.path={given!r} has no config.json; give a folder in Hugging Face format"
-
-
-def _checkpoint_layers(model: PreTrainedModel) -> None:
-    """Recompute layers in the backward pass.
-
-    transformers only does so for layers in training mode, and training mode also turns dropout on. So only the layers'
-    own flag is set; their children, dropout among them, stay in evaluation mode.
-    """
-    model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-    layers = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
-    if not layers:
-        raise ConfigError(
-            "training.gradient_checkpointing=true, but this architecture does not support it; turn it off"
-        )
-    for layer in layers:
-        layer.training = True
-
-
-@torch.no_grad()
-def _check_head(model: PreTrainedModel, device: torch.device) -> None:
-    """Some architectures scale or cap their logits after the head; the chunked head would silently leave that out."""
-    head: nn.Module | None = model.get_output_embeddings()
-    if head is None:
-        raise LearnerError(f"{type(model).__name__} has no output head; it is not a causal language model")
-    ids_BL = torch.arange(1, 5, device=device)[None]
-    expected_NV = torch.log_softmax(model(input_ids=ids_BL, use_cache=False).logits[0, :-1].float(), dim=-1)
-    expected_N = expected_NV.gather(-1, ids_BL[0, 1:, None]).squeeze(-1)
-    rows_N, columns_N = torch.zeros(3, dtype=torch.long, device=device), torch.arange(3, device=device)
-    actual_N, _ = Policy(model, temperature=1.0, use_bf16=False)(ids_BL, None, None, rows_N, columns_N, ids_BL[0, 1:])
-    deviation = float((actual_N - expected_N).abs().max())
-    if not deviation < 0.05:
-        raise LearnerError(
-            f"{type(model).__name__} computes its logits in a way the learner does not reproduce: log-probabilities "
-            f"differ by {deviation:.3g}. Models that scale or cap their logits are not supported"
-        )

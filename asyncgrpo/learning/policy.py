@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from asyncgrpo.errors import LearnerError
 from asyncgrpo.learning.attention.interface import no_mask
 from asyncgrpo.learning.attention.layout import Layout
 from asyncgrpo.learning.logprobs import token_logprobs
@@ -77,9 +78,15 @@ class Policy(nn.Module):
 def hidden_states(
     model: PreTrainedModel, input_ids_RL: Tensor, positions_RL: Tensor | None, layout: Layout | None
 ) -> Tensor:
-    """What the head sees, [R, L, hidden]."""
+    """What the head sees, [R, L, hidden]. Raises LearnerError for an architecture that does not show it."""
     packed: dict[str, Any] = {}
     if layout is not None:
         packed = {"position_ids": positions_RL, "layout": layout, "attention_mask": no_mask(input_ids_RL.device)}
-    hidden_RLH: Tensor = model.base_model(input_ids=input_ids_RL, use_cache=False, **packed).last_hidden_state
+    output = model.base_model(input_ids=input_ids_RL, use_cache=False, **packed)
+    hidden_RLH: Tensor | None = getattr(output, "last_hidden_state", None)
+    if hidden_RLH is None:
+        raise LearnerError(
+            f"{type(model).__name__} is not supported: its base model ({type(model.base_model).__name__}) gives no "
+            "last hidden states; train a model of another architecture"
+        )
     return hidden_RLH

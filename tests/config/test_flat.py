@@ -40,6 +40,7 @@ def other_value(key: str) -> object:
         "training.num_minibatches": 2,
         "learner.mode": "process",
         "objective.delta": 4.0,
+        "objective.gate_cap": 3.0,
         "objective.importance_sampling_cap": 3.0,
         "objective.dual_clip": 3.0,
         "replay.replay_exponent": 1.0,
@@ -120,6 +121,31 @@ def test_values_as_trl_takes_them() -> None:
     assert (config.data.chat_template_kwargs, config.generation.min_p) == ({}, 0.0)
     assert config.generation.num_generations == 4
     assert arguments.reward_weights == (1.0, 0.5)
+
+
+def test_values_as_numpy_has_them() -> None:
+    arguments = AsyncGRPOConfig(
+        bf16=np.bool_(True),
+        scale_rewards=np.False_,
+        use_bias_correction_kl=np.True_,
+        beta=np.float32(0.5),
+        learning_rate=np.longdouble(0.25),
+        num_generations=np.array(4),
+        stop_token_ids=np.array([7, 8]),
+        reward_weights=[np.float32(0.5), np.int64(2)],
+        reward_timeout=np.float32(2.5),
+    )
+    config = arguments.to_run_config()
+    assert config.training.bf16 is True
+    assert (config.objective.scale_rewards, config.objective.kl_weight, config.objective.beta) == (
+        "none",
+        "proximal",
+        0.5,
+    )
+    assert (config.training.learning_rate, config.generation.num_generations) == (0.25, 4)
+    assert config.generation.stop_token_ids == (7, 8)
+    assert (arguments.reward_weights, arguments.reward_timeout) == ((0.5, 2), 2.5)
+    assert AsyncGRPOConfig(reward_weights=np.array([0.5, 2.0], dtype=np.float32)).reward_weights == (0.5, 2.0)
 
 
 @pytest.mark.parametrize(
@@ -231,6 +257,16 @@ def test_only_given_arguments_count_as_set() -> None:
             "epsilon_high means gate_cap=5.0, but gate_cap=4.0 is given; leave one out",
         ),
         (
+            {"loss_type": "cispo", "epsilon_high": 0.28},
+            'epsilon_high=0.28 with loss_type="cispo" is the largest weight itself, in TRL too, and would bound every '
+            "token, of weight 1 while its policy has not changed; set gate_cap=1.28 instead",
+        ),
+        (
+            {"loss_type": "cispo", "gate_cap": 0.28},
+            "gate_cap=0.28 is below 1, the weight of a token whose policy has not changed: it would bound every token; "
+            "set gate_cap=1.28, or leave it out",
+        ),
+        (
             {"vllm_importance_sampling_correction": "icepop", "vllm_importance_sampling_mode": "token_mask"},
             "vllm_importance_sampling_mode means vllm_importance_sampling_correction='token_mask', but ",
         ),
@@ -256,6 +292,21 @@ def test_only_given_arguments_count_as_set() -> None:
         ({"top_p": 0.9}, "top_p=0.9 samples from a truncated distribution"),
         ({"reward_weights": 1.0}, "reward_weights = 1.0: expected one number per reward function"),
         ({"reward_weights": [1e7]}, "reward_weights = [10000000.0]: expected at most 1e+06, either sign"),
+        (
+            {"reward_weights": [10**400]},
+            "reward_weights.0 = an integer of 1329 bits: expected a number that a float can hold",
+        ),
+        ({"reward_weights": np.array([1.0, np.nan])}, "reward_weights = [1.0, nan]: expected one number per reward"),
+        ({"reward_weights": np.array(1.0)}, "reward_weights = 1.0: expected one number per reward function"),
+        (
+            {"reward_timeout": 10**400},
+            "reward_timeout = an integer of 1329 bits: expected a number that a float can hold",
+        ),
+        ({"learning_rate": 10**400}, "learning_rate = an integer of 1329 bits: expected a number that a float can"),
+        ({"seed": 10**5000}, "seed = an integer of 16610 bits: expected a number that a float can hold"),
+        ({"reward_weights": [10**5000]}, "reward_weights.0 = an integer of 16610 bits: expected a number"),
+        ({"output_dir": "\ud800"}, r"output_dir = '\ud800': expected text that UTF-8 can hold"),
+        ({"temperature": np.complex128(1)}, "temperature = (1+0j): expected a plain value, not complex"),
         ({"seed": -1}, "seed = -1: expected at least 0"),
         ({"reward_weights": ["a"]}, "reward_weights = ['a']: expected one number per reward function"),
         ({"reward_timeout": 0}, "reward_timeout = 0: expected seconds, more than 0"),
@@ -274,6 +325,13 @@ def test_advice_on_trl_arguments_names_settings_that_exist() -> None:
         assert name not in DOTTED, name
         for key in re.findall(r"<([^>]*)>", advice):
             assert key in FIELDS, (name, key)
+
+
+def test_the_defaults_that_differ_are_documented_as_they_are() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "coming_from_trl.md").read_text()
+    ours = dict(re.findall(r"^\| `(\w+)` \| (\S+) \| [^|]+ \| [^|]+ \|$", page, re.MULTILINE))
+    assert ours == {name: str(AsyncGRPOConfig.model_fields[name].default) for name in ours}
+    assert {"num_train_epochs", "max_staleness", "max_completion_length", "request_timeout"} <= set(ours)
 
 
 def test_the_names_that_differ_are_documented() -> None:

@@ -190,6 +190,16 @@ def test_a_section_with_everything_commented_out_is_default(tmp_path: Path) -> N
             "generation: {num_generations: 4097}",
             "generation.num_generations = 4097 (run.yaml:1): expected at most 4096",
         ),
+        (
+            'run: {output_dir: "\\uD800"}',
+            r"run.output_dir = '\ud800': expected text that UTF-8 can hold, without half of a surrogate pair "
+            "(run.yaml:1)",
+        ),
+        (
+            'data: {chat_template_kwargs: {a: ["\\uD800"]}}',
+            r"data.chat_template_kwargs.a.0 = '\ud800': expected text that UTF-8 can hold",
+        ),
+        (f"training: {{learning_rate: 1{'0' * 400}}}", "training.learning_rate = an integer of 1329 bits: expected a"),
         ("run: {seed: -1}", "run.seed = -1 (run.yaml:1): expected at least 0"),
         ("lora: {lora_r: 70000}", "lora.lora_r = 70000 (run.yaml:1): expected at most 65536"),
         ("training: {groups_per_step: 70000}", "training.groups_per_step = 70000 (run.yaml:1): expected at most 65536"),

@@ -104,6 +104,11 @@ def test_what_is_proportional_to_the_weight_is_normalised(gate: str) -> None:
         ),
         ({"gate": "gmpo", "dual_clip": 3.0}, "objective.dual_clip=3.0 has no effect with objective.gate=gmpo (its"),
         (
+            {"gate": "aipo", "gate_cap": 0.5},
+            "objective.gate_cap=0.5 is below 1, the weight of a token whose policy has not changed: it would bound "
+            "every token; set objective.gate_cap=1.5, or leave it out",
+        ),
+        (
             {"gate_cap": 5.0},
             "objective.gate_cap=5.0 has no effect with objective.gate=clip; leave it out, or set objective.gate to "
             "cispo, aipo, dppo_tv or dppo_kl",

@@ -25,7 +25,7 @@ VALUES: dict[str, list[Any]] = {
     "epsilon_high": [0.3, 5.0, 1e6],
     "delta": [1.1, 4.0],
     "dual_clip": [3.0],
-    "gate_cap": [3.0],
+    "gate_cap": [0.28, 3.0],
     "gate_threshold": [0.1],
     "sapo_temperature_pos": [2.0],
     "vespo_k_pos": [1.0],
@@ -157,6 +157,8 @@ def test_remedies_of_many_settings() -> None:
             {"gate": "cispo", "epsilon_high": 0.3},
             "set objective.gate_cap=1.3 instead, or leave it out, or set objective.gate=clip",
         ),
+        ({"gate": "cispo", "gate_cap": 0.28}, "set objective.gate_cap=1.28, or leave it out"),
+        ({"gate_cap": 0.28}, "leave it out"),
         (
             {"gate": "cispo", "epsilon_high": 5.0, "gate_cap": 4.0},
             "leave it out, or set objective.gate=clip without objective.gate_cap",

@@ -1,4 +1,4 @@
-"""Warm-up against the length of the run, and adapters that are not there."""
+"""Settings that would do nothing, not what they say, or fail later: warm-up, adapters, filters and extreme values."""
 
 from pathlib import Path
 from typing import Any
@@ -69,3 +69,46 @@ def test_defaults_count_as_not_given(tmp_path: Path) -> None:
     everything.write_text(render_config(load_config(None)))
     assert load_config(everything).config == RunConfig()
     assert validate({"lora": {"lora_alpha": 32, "lora_dropout": 0.0}}) == RunConfig()
+
+
+@pytest.mark.parametrize("baseline", ["batch_mean", "none"])
+def test_only_groups_without_a_gradient_are_filtered(baseline: str) -> None:
+    objective = {"advantage_baseline": baseline, "scale_rewards": "none"}
+    assert refusal(buffer={"filter_uniform_groups": True}, objective=objective) == (
+        "buffer.filter_uniform_groups=True drops groups of equal rewards for having no gradient, but with "
+        f"objective.advantage_baseline={baseline} they have one: a group of nothing but good samples has a large "
+        "advantage; set buffer.filter_uniform_groups=false, or objective.advantage_baseline to group_mean or "
+        "leave_one_out"
+    )
+    validate({"objective": objective})
+    validate({"buffer": {"filter_uniform_groups": True}, "objective": {"advantage_baseline": "leave_one_out"}})
+
+
+def test_a_temperature_that_engines_would_raise_is_refused() -> None:
+    assert refusal(generation={"temperature": 0.005}) == (
+        "generation.temperature=0.005 is not what engines would sample at: vLLM raises what lies below 0.01 to it, and "
+        "the learner would not; give at least 0.01"
+    )
+    validate({"generation": {"temperature": 0.01}})
+
+
+@pytest.mark.parametrize(
+    ("section", "name", "value", "expected"),
+    [
+        ("run", "seed", 2**63, "at most 2147483647"),
+        ("run", "output_dir", "", "text that is not empty"),
+        ("run", "output_dir", "runs/\0", "text without a NUL character"),
+        ("run", "plan_from", "runs/\0", "text without a NUL character"),
+        ("model", "path", "a\0b", "text without a NUL character"),
+        ("generation", "stop_token_ids", [5, -1], "at least 0"),
+        ("training", "max_grad_norm", 1e-320, "at least 1e-30"),
+        ("training", "adam_epsilon", 1e-320, "at least 1e-30"),
+        ("training", "num_iterations", 10**20, "at most 65536"),
+        ("training", "max_steps", 10**20, "at most 1000000000"),
+        ("objective", "importance_sampling_veto", 1e-9, "at least 1e-08"),
+        ("objective", "importance_sampling_min", 1e-9, "at least 1e-08"),
+    ],
+)
+def test_values_that_would_fail_later_or_do_nothing(section: str, name: str, value: Any, expected: str) -> None:
+    said = refusal(**{section: {name: value}})
+    assert said.startswith(f"{section}.{name}") and said.endswith(f": expected {expected}")

@@ -1,13 +1,15 @@
 """What is known of a whole optimiser batch before any of it is trained."""
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from objective_cases import make_objective, make_tokens, part_of, random_tokens
+from objective_cases import evaluate, make_objective, make_tokens, part_of, random_tokens
 
 from asyncgrpo.learning.objectives.correction import Within
+from asyncgrpo.learning.objectives.gates.clip import no_gate
 from asyncgrpo.learning.objectives.gates.trust import M2po, m2_limit
 from asyncgrpo.learning.objectives.objective import Objective
 from asyncgrpo.learning.objectives.statistics import Statistics, entropy_floor, mean_weight
@@ -63,6 +65,37 @@ def test_the_entropy_floor_takes_more_values_than_torch_would() -> None:
 def test_the_mean_weight_never_divides_by_nothing() -> None:
     assert mean_weight(torch.tensor([0.5, 2.0, 0.0])) == pytest.approx(2.5 / 3)
     assert mean_weight(torch.tensor([0.0, 0.0])) == mean_weight(torch.empty(0)) == 1.0
+
+
+@pytest.mark.parametrize(
+    ("settings", "mean"),
+    [
+        ({}, (2.0 + 2.0 + 0.5 + 0.5) / 4),
+        ({"top_entropy_quantile": 0.5}, (2.0 + 2.0 + 0.5 + 0.5) / 4),
+        ({"off_policy_threshold": 0.1}, (2.0 + 2.0 + 0.5 + 0.5) / 4),
+        ({"correction": Within("token", "mask", high=1.5)}, (0.0 + 0.0 + 0.5 + 0.5) / 4),
+    ],
+    ids=["nothing left out", "by entropy", "by distance", "by the correction"],
+)
+def test_the_mean_weight_is_over_what_filters_leave_out_too(settings: dict[str, Any], mean: float) -> None:
+    """Self-normalised importance sampling: the sum over kept tokens, divided by the weights of all."""
+    two = math.log(2.0)
+    tokens = make_tokens(
+        [[-1.0, -1.0], [-1.0, -1.0]],
+        [1.0, -1.0],
+        behaviour=[[-1.0 - two, -1.0 - two], [-1.0 + two, -1.0 + two]],
+        entropy=[[2.0, 2.0], [1.0, 1.0]],
+        weights=[1.0, 1.0],
+    )
+    objective = make_objective(no_gate, normalise=True, **({"correction": Within("token", "truncate")} | settings))
+    assert objective.summarise(objective.observe(tokens)).mean_weight == pytest.approx(mean, rel=1e-12)
+    _, gradient_BT, _ = evaluate(objective, tokens)
+    is_kept = torch.ones(2, 2) if not settings else torch.tensor([[1.0, 1.0], [0.0, 0.0]])
+    if "correction" in settings:
+        is_kept = 1.0 - is_kept
+    weight_BT = torch.tensor([[2.0, 2.0], [0.5, 0.5]])
+    expected_BT = -is_kept * weight_BT * torch.tensor([[1.0], [-1.0]]) / mean
+    torch.testing.assert_close(gradient_BT, expected_BT.double(), rtol=1e-7, atol=0)
 
 
 def objectives() -> dict[str, Objective]:

@@ -80,10 +80,13 @@ class Visibility:
     window: int | None
 
     def sees(self, query: Tensor, key: Tensor) -> Tensor:
-        """Whether the token at index `query` sees the one at `key`; both broadcast."""
+        """Whether the token at index `query` sees the one at `key`; both broadcast.
+
+        What has the size of both together is bool from the start: int64 would take eight times the memory of a mask.
+        """
         key_branch = self.branch_L[key]
         seen = (query >= key) & (self.tree_L[query] == self.tree_L[key])
         seen = seen & ((key_branch == 0) | (key_branch == self.branch_L[query]))
         if self.window is not None:
-            seen = seen & (self.position_L[query] - self.position_L[key] < self.window)
+            seen = seen & (self.position_L[query] - self.window < self.position_L[key])
         return seen

@@ -15,7 +15,8 @@ Shapes: S samples, of all ranks and minibatches of a step.
 | prompt_mean | 1 / (groups · trained tokens of the group)                 | 2510.13786         |
 
 Samples and groups without trained tokens count in `samples` and `groups`; a minibatch without any makes no update, and
-does not count in `minibatches`. Tokens left out as over-stale count as trained everywhere here. At ratio 1 and β = 0
+does not count in `minibatches`. Tokens left out as over-stale count as trained everywhere here, so that leaving one out
+changes the weight of no other: a minibatch of nothing else counts too, though it makes no update. At ratio 1 and β = 0
 `grpo` is 0 in value whenever a group's advantages sum to 0; the others are not if lengths differ. The gradient is what
 trains: the value of the loss says little.
 """

@@ -21,7 +21,8 @@ class Statistics:
     entropy_floor: float = -math.inf
     """Nats: tokens below it are left out of the policy term."""
     mean_weight: float = 1.0
-    """Mean correction weight of a trained token, rejected ones counting 0; the policy term is divided by it."""
+    """Mean correction weight of a trained token; the policy term is divided by it. A token that the correction rejects
+    counts 0, its weight; one that a filter leaves out counts its weight, as a filter is part of what is averaged."""
 
 
 TIE = 1e-5

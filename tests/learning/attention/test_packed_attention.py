@@ -1,6 +1,7 @@
 """Every kernel against softmax written out, one sequence at a time, in float64."""
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -8,6 +9,7 @@ import torch
 from torch import Tensor
 from torch._higher_order_ops.flex_attention import flex_attention as flex_attention_hop
 from torch.nn.attention.flex_attention import create_block_mask
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from asyncgrpo.learning.attention import blocks, dense, flex
 from asyncgrpo.learning.attention.layout import Layout, Tree
@@ -167,6 +169,28 @@ def test_another_layout_is_not_compiled_anew() -> None:
             expected = blocks.packed_attention(query, key, value, layout, SCALE)
             torch.testing.assert_close(actual, expected, rtol=0, atol=1e-5)
     assert len(compiled) == 1
+
+
+class Largest(TorchDispatchMode):
+    """Remembers how many bytes the largest tensor had."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bytes = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        made = func(*args, **(kwargs or {}))
+        self.bytes = max(self.bytes, made.numel() * made.element_size())
+        return made
+
+
+@pytest.mark.parametrize("window", [None, 3])
+def test_nothing_on_the_way_to_a_mask_is_larger_than_the_mask(window: int | None) -> None:
+    layout = Layout((Tree(0, 100, (150, 300)),))
+    with Largest() as largest:
+        (mask,) = dense.masks(layout, window, torch.device("cpu"))
+    assert mask.shape == (300, 300)
+    assert largest.bytes == 300 * 300
 
 
 def test_masks_are_made_once_per_layout_and_window() -> None:
