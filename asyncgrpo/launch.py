@@ -130,6 +130,7 @@ class _Signals:
         self._stepping = True
 
     def on_signal(self, number: signal.Signals) -> None:
+        logger.info("%s received", number.name)
         if not self._stepping or self.stop.is_set():
             self._progress.note(f"{number.name}: stopping")
             self._run.cancel()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Iterator, Sequence
+from importlib.metadata import version
 from typing import Any
 
 from asyncgrpo.cli.checks import live, machine, run_checks
@@ -60,6 +61,8 @@ def add(commands: Any) -> None:
 
 def run(arguments: argparse.Namespace, overrides: Sequence[str]) -> int:
     """Print the checks one by one, as they finish. Returns 1 if any fails."""
+    what = "this machine" if arguments.config is None else f"this machine and {arguments.config}"
+    print(f"asyncgrpo {version('asyncgrpo')}: checking {what}", flush=True)  # the first checks take a while
     failed = False
     for check in examine(arguments.config, overrides, is_quick=arguments.quick):
         print(check, flush=True)

@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -105,6 +106,21 @@ def test_configuration_errors(
     assert len(lines) == len(errors)
     for line, error in zip(lines, errors, strict=True):
         assert line.startswith(error)
+
+
+@pytest.mark.parametrize(("command", "what"), [("train", ""), ("doctor", "this machine and ")], ids=["train", "doctor"])
+def test_the_first_line_comes_before_heavy_imports(tmp_path: Path, command: str, what: str) -> None:
+    """`datasets` and `transformers` end the process here, as soon as they are imported."""
+    for name in ("datasets", "transformers", "torch"):
+        (tmp_path / f"{name}.py").write_text("import os; os._exit(99)")
+    path = written(tmp_path, f"model: {{path: {tmp_path}}}\ndata: {{dataset: {tmp_path}/rows.jsonl}}\n")
+    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "rows.jsonl").write_text('{"prompt": "1"}')
+    run = [sys.executable, "-m", "asyncgrpo.cli.main", command, path]
+    environment = {**os.environ, "PYTHONPATH": f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}"}
+    done = subprocess.run(run, env=environment, capture_output=True, text=True, timeout=120)
+    first = done.stdout.splitlines()[0]
+    assert first == f"asyncgrpo {version('asyncgrpo')}: checking {what}{path}"
 
 
 @pytest.mark.parametrize(
