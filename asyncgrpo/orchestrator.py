@@ -144,7 +144,9 @@ class Orchestrator:
         self._failures_in_a_row[reason] += 1
         logger.warning("group %d (prompt %s) failed: %s", group_id, prompt_id, error)
         if (failures := self._failures_in_a_row[reason]) >= self.config.generation.max_failed_groups:
-            raise kind(f"{failures} groups in a row failed; the last: {error}") from error
+            which = "" if kind is EngineError else ", though its on_error is drop_group"
+            what = f"{failures} groups in a row failed (generation.max_failed_groups){which}"
+            raise kind(f"{what}; the last: {error}") from error
         await self.buffer.drop(group_id, reason, reissue=self.books.failed(group_id, reason, error))
         self._count_drops()
 

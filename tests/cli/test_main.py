@@ -75,6 +75,7 @@ def test_config_that_cannot_run_here_is_printed_with_a_warning(
     assert main(["config", path]) == 0
     captured = capsys.readouterr()
     assert captured.err.startswith("warning: `auto` is left as it is: engines.devices: 'cuda:97' names [97]")
+    assert captured.err.endswith("; no GPU is visible; for cores set engines.devices to [cpu:auto]\n")
     assert captured.err.count("\n") == 1
     assert load_config(written(tmp_path, captured.out)).config.learner.devices == ("auto",)
 
