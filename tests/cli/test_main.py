@@ -35,6 +35,12 @@ def test_help(argv: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert "usage: asyncgrpo" in capsys.readouterr().out
 
 
+def test_help_of_config_says_what_it_does_not_look_at(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["config", "--help"])
+    assert "`asyncgrpo doctor CONFIG.yaml --quick` says" in " ".join(capsys.readouterr().out.split())
+
+
 def test_help_of_train_lists_every_section_and_field(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(["train", "--help"])
