@@ -35,8 +35,8 @@ Where = Callable[[str], str]
 
 _SHOWN = 80  # characters of a wrong value
 
-_WHY = {"generation.num_generations": "an advantage compares a sample with others of the same prompt"}
-"""Of bounds that somebody may well want to be elsewhere."""
+_WHY = {"generation.num_generations": (1, "an advantage compares a sample with others of the same prompt")}
+"""A value that somebody may well want, and why it is none."""
 
 _EXPECTED = {
     "bool_type": "true or false",
@@ -100,8 +100,9 @@ def expectation(problem: ErrorDetails) -> str:
 
 def _hint(key: str, value: Any, face: Face) -> str:
     """What was probably meant by a choice that there is not: another setting's, a method's name, or a misspelling."""
-    if key in _WHY and isinstance(value, int):
-        return f"; {_WHY[key]}"
+    wanted, why = _WHY.get(key, (None, ""))
+    if why and value == wanted:
+        return f"; {why}"
     choices = _choices(key)
     if isinstance(value, bool) and choices:  # as TRL writes some of them
         meant = FIELDS[key].default if value else "none"
