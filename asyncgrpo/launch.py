@@ -11,7 +11,7 @@ import signal
 import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import ExitStack, asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from asyncgrpo.checkpoint.store import Checkpoint
@@ -26,6 +26,7 @@ from asyncgrpo.learning.objectives.remarks import remarks_on
 from asyncgrpo.observe.files import write_text
 from asyncgrpo.observe.logs import setup_logging
 from asyncgrpo.observe.progress import Progress
+from asyncgrpo.observe.recorder import read_metrics
 from asyncgrpo.observe.run_folder import RunFolder
 from asyncgrpo.observe.summary import write_summary
 from asyncgrpo.preflight import Job, prepare
@@ -43,11 +44,20 @@ INTERRUPTED = 130
 """Exit code of a run that a signal stopped, as shells have it."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Outcome:
+    """What came of a run."""
+
     folder: RunFolder
     steps: int
     interrupted: bool
+    reward: float | None = None
+    """Mean of the last step's samples."""
+
+    def __repr__(self) -> str:
+        end = "interrupted after" if self.interrupted else "finished after"
+        reward = "" if self.reward is None else f", reward {self.reward:+.3f} in the last"
+        return f"<run in {self.folder.path}: {end} {self.steps} step{'' if self.steps == 1 else 's'}{reward}>"
 
 
 def run_training(loaded: LoadedConfig, *, engine_module: str = VLLM_MODULE) -> int:
@@ -81,6 +91,7 @@ def run_job(
         if outcome.steps:
             forecast.hold_against(folder)
             progress.note(write_summary(folder, job.total_steps))
+            outcome = replace(outcome, reward=read_metrics(folder.metrics_file)[-1]["reward_mean"])
     return outcome
 
 
@@ -146,6 +157,7 @@ class _Signals:
 
     def on_signal(self, number: signal.Signals) -> None:
         training = self._training
+        logger.info("%s received", number.name)
         if number is signal.SIGUSR1:
             if training is not None:
                 training.on_user_signal()

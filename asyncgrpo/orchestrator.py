@@ -177,7 +177,9 @@ class Orchestrator:
         in_a_row = self._failures_in_a_row[reason]
         in_a_row.add(("row", prompt.row) if by_prompt else ("group", group_id))
         if len(in_a_row) >= self.config.generation.max_failed_groups:
-            raise kind(f"{len(in_a_row)} groups in a row failed; the last: {error}") from error
+            which = "" if kind is EngineError else ", though its on_error is drop_group"
+            what = f"{len(in_a_row)} groups in a row failed (generation.max_failed_groups){which}"
+            raise kind(f"{what}; the last: {error}") from error
         again = self.books.failed(group_id, reason, error, by_prompt=by_prompt)
         await self.buffer.drop(group_id, reason, reissue=again)
         self._count_drops()

@@ -15,16 +15,16 @@ import asyncio
 import os
 import tempfile
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, wait
-from contextlib import ExitStack, suppress
-from typing import Any
+from contextlib import ExitStack, contextmanager, suppress
+from typing import Any, NoReturn
 
 from asyncgrpo.config.flat import AsyncGRPOConfig
 from asyncgrpo.config.loading import from_python
-from asyncgrpo.config.names import DOTTED, closest
+from asyncgrpo.config.names import DOTTED, FLAT, TRAINER_ARGUMENTS, closest, spell
 from asyncgrpo.config.render import render_config
-from asyncgrpo.errors import ConfigError
+from asyncgrpo.errors import AsyncGRPOError, ConfigError
 from asyncgrpo.generation.spec import VLLM_MODULE
 from asyncgrpo.launch import OnStart, Outcome, run_job
 from asyncgrpo.preflight import prepare
@@ -33,7 +33,8 @@ from asyncgrpo.rewards.functions import from_callables
 RewardCallable = Callable[..., Any]
 
 _ARGUMENTS = ("model", "reward_funcs", "args", "train_dataset", "processing_class")
-_NOT_YET = "this version does not have it; leave it out"
+_ABSENT = "this version does not have it"
+_NOT_YET = f"{_ABSENT}; leave it out"
 _INSTEAD = {
     "peft_config": "set lora_r, lora_alpha and lora_target_modules in AsyncGRPOConfig instead",
     "callbacks": f"{_NOT_YET}; metrics are served and written below output_dir",
@@ -44,6 +45,18 @@ _INSTEAD = {
     "rollout_func": _NOT_YET,
 }
 """TRL's arguments that are refused, and what to do instead."""
+
+_SAVED = "the learner is a process of its own; after train() the model lies in final_model/ below output_dir"
+_NOT_HERE = {
+    "model": f"{_SAVED}: AutoModelForCausalLM.from_pretrained(outcome.folder.model_dir)",
+    "save_model": f"{_SAVED}, saved by train()",
+    "push_to_hub": f"{_SAVED}: load it and push it from there",
+    "state": "train() returns steps and reward; every step is a line of metrics.jsonl below output_dir",
+    "evaluate": f"{_ABSENT}; load final_model/ below output_dir and evaluate that",
+    "predict": f"{_ABSENT}; load final_model/ below output_dir, in vLLM or transformers",
+    "add_callback": f"{_ABSENT}; metrics are served and written below output_dir",
+}
+"""TRL's attributes that there are not, and what to do instead."""
 
 
 class AsyncGRPOTrainer:
@@ -72,13 +85,25 @@ class AsyncGRPOTrainer:
         engine_module: str = VLLM_MODULE,
         **unknown: Any,
     ) -> None:
+        with _python_names():
+            self._prepare(model, reward_funcs, args, train_dataset, processing_class, unknown)
+        self._engine_module = engine_module
+
+    def _prepare(
+        self,
+        model: Any,
+        reward_funcs: RewardCallable | Sequence[RewardCallable],
+        args: AsyncGRPOConfig | None,
+        train_dataset: Any,
+        processing_class: Any,
+        unknown: Mapping[str, Any],
+    ) -> None:
         _refuse(unknown)
         if not isinstance(args, AsyncGRPOConfig | None):
             raise ConfigError(
                 f"args: expected an AsyncGRPOConfig, not {type(args).__name__}; its fields have TRL's names"
             )
         self.args = args if args is not None else AsyncGRPOConfig()
-        self._engine_module = engine_module
         self._owned = ExitStack()
         path = model if isinstance(model, str | os.PathLike) else self._saved(model, processing_class)
         sections = {"model": {"path": os.fspath(path)}, **_named(train_dataset)}
@@ -93,13 +118,20 @@ class AsyncGRPOTrainer:
         given |= {"data.dataset"} if rows is None else set()
         self._config_text = render_config(from_python(config, given).settled(self.job.config))
 
-    def train(self) -> Outcome:
+    def __getattr__(self, name: str) -> NoReturn:
+        """Only of what is not there."""
+        reason = f": {_NOT_HERE[name]}" if name in _NOT_HERE else ""
+        raise AttributeError(f"{type(self).__name__} has no attribute {name!r}{reason}")
+
+    def train(self, resume_from_checkpoint: str | bool | None = None) -> Outcome:
         """Run to the last step; progress goes to stdout. Works where an event loop already runs (notebooks), too.
 
         Interrupted between the first step and the last, it finishes the step in hand, saves and returns. Where a loop
         already runs, or before the first step, it stops at once and raises KeyboardInterrupt. Nothing is left running.
         """
-        with self._owned:
+        if resume_from_checkpoint:
+            raise ConfigError(f"resume_from_checkpoint is given: {_NOT_YET}: a run starts from `model`")
+        with self._owned, _python_names():
             return _outside_a_running_loop(self._run)
 
     def _run(self, on_start: OnStart) -> Outcome:
@@ -115,6 +147,16 @@ class AsyncGRPOTrainer:
         model.save_pretrained(folder)
         tokenizer.save_pretrained(folder)
         return folder
+
+
+@contextmanager
+def _python_names() -> Iterator[None]:
+    """Errors name settings as arguments, not by section."""
+    try:
+        yield
+    except AsyncGRPOError as error:
+        error.args = (spell(str(error), lambda key: TRAINER_ARGUMENTS.get(key) or FLAT[key]),)
+        raise
 
 
 def _named(dataset: Any) -> dict[str, Any]:

@@ -95,7 +95,9 @@ async def test_another_run_predicts_this_one_before_it_starts(
     assumed = "as if weights.in_flight were keep and generation.num_generations were 4"
     assert f"from the run in {former.path}, {assumed}" in lines[stated]
     assert assumed in entry["text"]
-    assert entry["predicted"]["staleness"] == 0.0, "by this run's max_staleness, not by the former's"
+    assert entry["predicted"]["staleness"] == pytest.approx(0.0, abs=1e-9), (
+        "by this run's max_staleness, not by the former's"
+    )
     assert entry["measured"]["steps"] == len(run.steps)
     assert entry["measured"]["step_seconds"] == pytest.approx(np.mean([step["step_seconds"] for step in run.steps]))
     assert f"* {entry['text']}" in lines

@@ -79,7 +79,7 @@ async def test_an_engine_that_always_fails_ends_the_run_with_its_words(tiny_mode
     fault = Fault("status", text="CUDA error: device-side assert")
     async with faulty(tiny_model, tmp_path, fault, sections=NO_PROBE) as (run, _):
         message = await failure(run, EngineError)
-    assert "8 groups in a row failed" in message
+    assert "8 groups in a row failed (generation.max_failed_groups); the last: " in message
     assert "CUDA error: device-side assert (attempt 3 of 3)" in message
 
 

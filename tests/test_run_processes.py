@@ -108,6 +108,7 @@ async def test_a_signal_ends_the_run_after_the_step_in_hand(tiny_model: Path, tm
     assert 1 <= steps < 50
     assert f"# run: interrupted after {steps} of 500 steps" in run.output
     assert "model.safetensors" in os.listdir(tmp_path / "run" / "final_model")
+    assert "SIGINT received" in (tmp_path / "run" / "logs" / "orchestrator.log").read_text()
     assert left(tmp_path) == []
 
 

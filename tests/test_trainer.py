@@ -91,6 +91,9 @@ def test_a_path_closures_and_an_async_reward(tiny_model: Path, tmp_path: Path) -
     assert [name for name, _ in run.trained[0]["rewards"]] == ["closure", "reward_2", "judged"]
     for row in run.trained:
         assert row["reward"] == pytest.approx(0.01 * sum(row["token_ids"]) + 1.0)
+    assert repr(outcome) == (
+        f"<run in {tmp_path / 'run'}: finished after 2 steps, reward {run.steps[-1]['reward_mean']:+.3f} in the last>"
+    )
     folder = outcome.folder.model_dir
     trained, original = (AutoModelForCausalLM.from_pretrained(path) for path in (folder, tiny_model))
     pairs = list(zip(trained.parameters(), original.parameters(), strict=True))
@@ -220,7 +223,7 @@ async def test_what_is_wrong_is_said_before_anything_loads(
         AsyncGRPOTrainer(3, judged, args, data)
     with pytest.raises(ConfigError, match="/nowhere does not exist"):
         AsyncGRPOTrainer("/nowhere", judged, args, data)
-    with pytest.raises(ConfigError, match="no reward function"):
+    with pytest.raises(ConfigError, match="reward_funcs is empty"):
         AsyncGRPOTrainer(str(tiny_model), [], args, data)
     with pytest.raises(ConfigError, match=r"needs 'answer'.*no column"):
         AsyncGRPOTrainer(str(tiny_model), lambda completions, answer: [0.0], args, data)
@@ -231,7 +234,7 @@ async def test_what_is_wrong_is_said_before_anything_loads(
     with pytest.raises(DataError, match="prompt"):
         AsyncGRPOTrainer(str(tiny_model), judged, args, [{"question": "1+1"}])
     (tmp_path / "run" / "x").mkdir(parents=True)
-    with pytest.raises(RunFolderError, match=r"exists; choose another run.output_dir"):
+    with pytest.raises(RunFolderError, match=r"exists; choose another output_dir"):
         AsyncGRPOTrainer(str(tiny_model), judged, args, data)
     assert engine.requests == []
 
@@ -262,6 +265,52 @@ async def test_a_model_object_needs_its_tokenizer(engine: FakeEngine, tiny_model
 def test_arguments_of_trl_that_are_refused(more: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         AsyncGRPOTrainer(**{"model": "m", "reward_funcs": judged, "train_dataset": [{"prompt": "a"}], **more})
+
+
+@pytest.fixture
+def idle(tiny_model: Path, tmp_path: Path) -> AsyncGRPOTrainer:
+    """A trainer that could train."""
+    args = AsyncGRPOConfig(output_dir=str(tmp_path / "run"), vllm_devices=["cpu:0"], learner_devices=["cpu"])
+    return AsyncGRPOTrainer(str(tiny_model), judged, args, rows(short=8, long=0))
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("save_model", "the model lies in final_model/ below output_dir, saved by train()"),
+        ("model", r"AutoModelForCausalLM.from_pretrained\(outcome.folder.model_dir\)"),
+        ("state", "every step is a line of metrics.jsonl"),
+        ("evaluate", "this version does not have it; load final_model/"),
+        ("modle", "AsyncGRPOTrainer has no attribute 'modle'$"),
+    ],
+)
+def test_attributes_of_trl_say_what_there_is_instead(idle: AsyncGRPOTrainer, name: str, says: str) -> None:
+    assert not hasattr(idle, name)
+    with pytest.raises(AttributeError, match=says):
+        getattr(idle, name)
+
+
+def test_resuming_is_refused(idle: AsyncGRPOTrainer) -> None:
+    with pytest.raises(ConfigError, match="resume_from_checkpoint is given: this version does not have it"):
+        idle.train(resume_from_checkpoint=True)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ({"train_dataset": [{"question": "1"}]}, "it has question. Set prompt_column$"),
+        ({"reward_funcs": []}, "reward_funcs is empty: give a function"),
+        ({"model": "/nowhere"}, "^model=/nowhere does not exist"),
+        ({"train_dataset": "/no.jsonl"}, "^train_dataset=/no.jsonl: no such file"),
+    ],
+)
+def test_errors_name_settings_as_python_does(
+    tiny_model: Path, tmp_path: Path, arguments: dict[str, Any], says: str
+) -> None:
+    args = AsyncGRPOConfig(output_dir=str(tmp_path / "run"), vllm_devices=["cpu:0"], learner_devices=["cpu"])
+    given = {"model": str(tiny_model), "reward_funcs": judged, "args": args, "train_dataset": [{"prompt": "a"}]}
+    with pytest.raises((ConfigError, DataError), match=says):
+        AsyncGRPOTrainer(**{**given, **arguments})
 
 
 def test_arguments_of_trl_that_are_not_used_may_be_none(tiny_model: Path, tmp_path: Path) -> None:

@@ -19,9 +19,11 @@ def add(commands: Any) -> None:
     parser: argparse.ArgumentParser = commands.add_parser(
         "config",
         help="print every setting, its value and where it comes from",
-        description="Check CONFIG.yaml and print every setting as a run on this machine would use it, with its source, "
-        "as YAML that can be used again, with notes on the objective at the end. Without a file: all settings with "
-        "their defaults and what they mean.",
+        description="Print every setting of CONFIG.yaml as a run on this machine would use it, with its source, as "
+        "YAML that can be used again, with notes on what it does not do at the end. Settings are checked by themselves "
+        "and against each other, nothing else is looked at: whether model, dataset, rewards and run folder are there "
+        "is what `asyncgrpo doctor CONFIG.yaml --quick` says. Without a file: all settings with their defaults and "
+        "what they mean.",
         usage="asyncgrpo config [CONFIG.yaml] [--section.field=value ...]",
         allow_abbrev=False,
     )

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Iterator, Sequence
+from importlib.metadata import version
 from typing import Any
 
 from asyncgrpo.cli.checks import live, machine, run_checks
 from asyncgrpo.cli.checks.check import Check
+from asyncgrpo.cli.checks.dry_call import reward_calls
 from asyncgrpo.config import RunConfig
 from asyncgrpo.config.loading import load_config
 from asyncgrpo.errors import ConfigError
@@ -33,6 +35,7 @@ RUN_CHECKS: tuple[Callable[[RunConfig], Check], ...] = (
     run_checks.rewards,
     run_checks.dataset,
     run_checks.columns,
+    reward_calls,
     run_checks.engines_listen,
     run_checks.ports,
     run_checks.run_folder,
@@ -48,7 +51,8 @@ def add(commands: Any) -> None:
         "doctor",
         help="check this machine, and a configuration, before a run",
         description="Check this machine and, with CONFIG.yaml, everything a run would need. One line per check: "
-        "ok, warn or fail, and what to do. If nothing fails, the engines and the learner are started as a run would, "
+        "ok, warn or fail, and what to do. Each reward function is called once, with made-up completions for the first "
+        "row. If nothing fails, the engines and the learner are started as a run would, "
         "and one publish is proven; --quick leaves that out. Exits with 1 if any check fails.",
         usage="asyncgrpo doctor [CONFIG.yaml] [--quick] [--section.field=value ...]",
         allow_abbrev=False,
@@ -60,6 +64,8 @@ def add(commands: Any) -> None:
 
 def run(arguments: argparse.Namespace, overrides: Sequence[str]) -> int:
     """Print the checks one by one, as they finish. Returns 1 if any fails."""
+    what = "this machine" if arguments.config is None else f"this machine and {arguments.config}"
+    print(f"asyncgrpo {version('asyncgrpo')}: checking {what}", flush=True)  # the first checks take a while
     failed = False
     for check in examine(arguments.config, overrides, is_quick=arguments.quick):
         print(check, flush=True)

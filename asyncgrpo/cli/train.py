@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import textwrap
 from collections.abc import Sequence
+from importlib.metadata import version
 from typing import Any
 
 from asyncgrpo.config.loading import load_config
@@ -38,6 +39,8 @@ def run(arguments: argparse.Namespace, overrides: Sequence[str]) -> int:
     """Load the configuration and train. Raises AsyncGRPOError."""
     resume = ["--run.resume=must"] if arguments.resume else []
     loaded = load_config(arguments.config, [*overrides, *resume])
+    # Before the imports, which can take a minute where files are not in memory yet.
+    print(f"asyncgrpo {version('asyncgrpo')}: checking {arguments.config}", flush=True)
 
     from asyncgrpo.launch import run_training
 

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, get_args
 
 from pydantic import ValidationError
+from pydantic_core import ErrorDetails
 
 from asyncgrpo.config.names import DOTTED, ELSEWHERE, FIELDS, FLAT, SECTIONS, Face, closest, dotted, spell
 from asyncgrpo.config.plain import not_json
@@ -35,10 +36,15 @@ Where = Callable[[str], str]
 
 _SHOWN = 80  # characters of a wrong value
 
+_WHY = {"generation.num_generations": (1, "an advantage compares a sample with others of the same prompt")}
+"""A value that somebody may well want, and why it is none."""
+
 _EXPECTED = {
     "bool_type": "true or false",
     "int_type": "a whole number",
     "int_from_float": "a whole number",
+    "int_parsing": "a whole number",
+    "float_parsing": "a number",
     "float_type": "a number",
     "finite_number": "a finite number",
     "string_type": "text (in quotes, if it looks like a number)",
@@ -75,17 +81,14 @@ def _lines(error: ValidationError, face: Face, where: Where) -> list[str]:
     wrong: dict[str, tuple[Any, list[str]]] = {}
     for problem in error.errors(include_url=False):
         key = _key(problem["loc"])
-        context = problem.get("ctx", {})
         if problem["type"] == "extra_forbidden":
             lines.append(unknown_key(key, face, where(key)))
         elif problem["type"] == "missing":
             lines.append(f"{_spelled(key, face)}{where(key)}: missing; give a value")
         elif problem["type"] == "value_error":
-            lines.append(spell(str(context["error"]), face))
+            lines.append(spell(str(problem["ctx"]["error"]), face))
         else:
-            known = _EXPECTED.get(problem["type"])
-            expected = known.format_map(context) if known else problem["msg"]
-            wrong.setdefault(key, (problem["input"], []))[1].append(expected)
+            wrong.setdefault(key, (problem["input"], []))[1].append(expectation(problem))
     for key, (value, reasons) in wrong.items():
         expected = " or ".join(reasons)
         lines.append(
@@ -94,9 +97,22 @@ def _lines(error: ValidationError, face: Face, where: Where) -> list[str]:
     return lines
 
 
+def expectation(problem: ErrorDetails) -> str:
+    """What should stand there, of one entry of a pydantic error."""
+    known = _EXPECTED.get(problem["type"])
+    return known.format_map(problem.get("ctx", {})) if known else str(problem["msg"])
+
+
 def _hint(key: str, value: Any, face: Face) -> str:
     """What was probably meant by a choice that there is not: another setting's, a method's name, or a misspelling."""
-    if not isinstance(value, str) or not (choices := _choices(key)):
+    wanted, why = _WHY.get(key, (None, ""))
+    if why and value == wanted:
+        return f"; {why}"
+    choices = _choices(key)
+    if isinstance(value, bool) and choices:  # as TRL writes some of them
+        meant = FIELDS[key].default if value else "none"
+        return f"; write {meant}" if meant in choices else ""
+    if not isinstance(value, str) or not choices:
         return ""
     name = value.lower().replace("-", "_")
     if key.startswith("objective."):
@@ -156,9 +172,17 @@ def _advice(name: str, section: str, face: Face) -> str:
             return f"{plain} belongs to section {sections}: write {' or '.join(owners)}"
         if plain in DOTTED:
             return f"its name here is {DOTTED[plain]}"
+    elif (key := _with_section(plain)) in FIELDS:
+        return f"its name here is {face(key)}"
     if plain in ELSEWHERE:
         return spell(ELSEWHERE[plain], face)
     return _guess(plain, section, here, face)
+
+
+def _with_section(name: str) -> str:
+    """`engines_devices` and `engines.devices` as the dotted key that they mean; else nothing that is a field."""
+    section = next((section for section in SECTIONS if name.startswith((f"{section}_", f"{section}."))), "")
+    return f"{section}.{name[len(section) + 1 :]}"
 
 
 def _guess(name: str, section: str, here: list[str], face: Face) -> str:

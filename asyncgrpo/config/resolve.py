@@ -110,7 +110,11 @@ def _check_present(setting: str, devices: tuple[str, ...], machine: Machine) -> 
         wanted, available = (gpus_of(device), machine.gpus) if "cuda" in device else (cores_of(device), machine.cores)
         missing = [number for number in wanted if number not in available]
         if missing:
-            raise ConfigError(f"{setting}: {device!r} names {missing}, but this machine has {list(available)}")
+            no_gpu = "cuda" in device and not machine.gpus
+            remedy = f"no GPU is visible; for cores set {setting} to [cpu:auto]" if no_gpu else "name others, or auto"
+            raise ConfigError(
+                f"{setting}: {device!r} names {missing}, but this machine has {list(available)}; {remedy}"
+            )
 
 
 def _ranges(cores: tuple[int, ...]) -> str:

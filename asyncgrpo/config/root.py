@@ -185,7 +185,8 @@ class RunConfig(Section):
         if limit is not None and limit < needed:
             raise ValueError(
                 f"engines.max_model_len={limit} is shorter than data.max_prompt_length + "
-                f"generation.max_completion_length = {needed}"
+                f"generation.max_completion_length = {needed}; raise it to {needed} or leave it out, or lower one of "
+                "the two"
             )
         return self
 

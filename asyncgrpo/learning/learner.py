@@ -21,7 +21,7 @@ from asyncgrpo.config import RunConfig
 from asyncgrpo.errors import LearnerError
 from asyncgrpo.learning.batching import Shard
 from asyncgrpo.learning.cutting import is_inert
-from asyncgrpo.learning.export import export_dtype, export_tensors
+from asyncgrpo.learning.export import export_dtype, export_tensors, share_weights
 from asyncgrpo.learning.lora import merged_state
 from asyncgrpo.learning.microbatch import MicroBatch, micro_batches, scoring_batch
 from asyncgrpo.learning.model import load
@@ -133,6 +133,7 @@ class Learner:
     def save_model(self, directory: str) -> None:
         """Save the model in Hugging Face format, adapters merged. The tokenizer is the orchestrator's to save."""
         self._loaded.model.save_pretrained(directory, state_dict=dict(merged_state(self._loaded.model)))
+        share_weights(directory)
 
     def save(self, directory: str) -> int:
         """Write this rank's part of a checkpoint into `directory`, which ranks share; returns its bytes.

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from asyncgrpo.errors import RunFolderError
@@ -33,7 +34,12 @@ def write_summary(folder: RunFolder, target_steps: int | None = None) -> str:
     records = read_metrics(folder.metrics_file)
     if not records:
         raise RunFolderError(f"{folder.metrics_file} holds no finished step, so there is nothing to sum up")
-    summary = {**summarise(records), "target_steps": target_steps or len(records), "predictions": _predictions(folder)}
+    summary = {
+        **summarise(records),
+        **_dropped(folder),
+        "target_steps": target_steps or len(records),
+        "predictions": _predictions(folder),
+    }
     first, last = (rollout_file(folder, records[place]["step"]) for place in (0, -1))
     pairs = example_pairs(first, last) if first.exists() and last.exists() and first != last else []
     plot_run(records, folder.reward_plot, f"{folder.path.name}: {_progress(summary)}")
@@ -49,6 +55,15 @@ def _predictions(folder: RunFolder) -> list[Mapping[str, Any]]:
         return []
     made: list[Mapping[str, Any]] = json.loads(folder.prediction_file.read_text(encoding="utf-8"))
     return [prediction for prediction in made if "measured" in prediction]
+
+
+def _dropped(folder: RunFolder) -> dict[str, dict[str, int]]:
+    """As the accounting of the whole run has them: step records do not know what was dropped after the last step."""
+    if not folder.accounting_file.exists():
+        return {}
+    fates = json.loads(folder.accounting_file.read_text(encoding="utf-8"))["by_fate"]
+    dropped = {fate.partition(":")[2]: tally["groups"] for fate, tally in fates.items() if fate.startswith("dropped:")}
+    return {"groups_dropped": dropped}
 
 
 def summarise(records: Sequence[Record]) -> Summary:
@@ -86,7 +101,19 @@ def summarise(records: Sequence[Record]) -> Summary:
         "waiting_ratio": waiting,
         "generation_idle_ratio": idle,
         "verdict": verdict(waiting, idle),
+        "steps_without_gradient_at_end": _at_end(records, _has_no_gradient),
+        "steps_all_truncated_at_end": _at_end(records, lambda record: record["truncated_ratio"] == 1.0),
     }
+
+
+def _at_end(records: Sequence[Record], holds: Callable[[Record], bool]) -> int:
+    """Of how many last steps in a row it holds."""
+    return sum(1 for _ in itertools.takewhile(holds, reversed(records)))
+
+
+def _has_no_gradient(record: Record) -> bool:
+    """Rewards are equal in every group. With some baselines, or a KL term, there is a gradient all the same."""
+    return record["uniform_groups_ratio"] == 1.0 and not record.get("gradient_norm")
 
 
 def _reward(records: Sequence[Record]) -> dict[str, float | None]:
@@ -133,7 +160,25 @@ def _number_lines(summary: Summary) -> list[str]:
         f"* The learner waited {summary['waiting_ratio']:.0%} of the time, generation was idle "
         f"{summary['generation_idle_ratio']:.0%} of it: the run was {summary['verdict']}.",
     ]
-    return lines + [f"* {prediction['text']}" for prediction in summary["predictions"]]
+    return lines + _end_lines(summary) + [f"* {prediction['text']}" for prediction in summary["predictions"]]
+
+
+def _end_lines(summary: Summary) -> list[str]:
+    """What the last steps, if they are several, say about going on."""
+    least = min(2, summary["steps"])
+    uniform, truncated = summary["steps_without_gradient_at_end"], summary["steps_all_truncated_at_end"]
+    lines = []
+    if uniform >= least:
+        lines.append(
+            f"* In the last {_steps(uniform)} there was nothing left to learn from: every group's samples got equal "
+            "rewards."
+        )
+    if truncated >= least:
+        lines.append(
+            f"* In the last {_steps(truncated)} every completion was cut at generation.max_completion_length: none "
+            "ended by itself."
+        )
+    return lines
 
 
 def _uncounted(summary: Summary) -> str:
@@ -165,13 +210,21 @@ def _steps(count: int) -> str:
 def _example_lines(pairs: Sequence[tuple[Example, Example]], ends: tuple[int, int]) -> list[str]:
     if not pairs:
         return []
-    lines = ["", f"Completions of step {ends[0]} and step {ends[1]} (the first of each group, not chosen by reward):"]
+    lines = [
+        "",
+        f"Completions of step {ends[0]}, each beside one of step {ends[1]} for the most alike prompt there "
+        "(the first of each group, not chosen by reward):",
+    ]
     for before, after in pairs:
-        lines += ["", f"    prompt   {before.prompt}"]
-        if after.prompt != before.prompt:
-            lines.append(f"    similar  {after.prompt}")
-        lines += [f"    step {ends[0]:<4}{before.reward:+.3f}  {before.completion}"]
-        lines += [f"    step {ends[1]:<4}{after.reward:+.3f}  {after.completion}"]
+        which = "same prompt" if after.prompt == before.prompt else "other prompt"
+        rows = [
+            (f"prompt at step {ends[0]}", before.prompt),
+            (f"reward {before.reward:+.3f}", before.completion),
+            (f"{which} at step {ends[1]}", after.prompt),
+            (f"reward {after.reward:+.3f}", after.completion),
+        ]
+        width = max(len(label) for label, _ in rows)
+        lines += ["", *(f"    {label:<{width}}  {text}" for label, text in rows)]
     return lines
 
 

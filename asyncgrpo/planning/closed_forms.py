@@ -41,7 +41,7 @@ class StepTimes:
     one_step_off: float
     """The next batch is generated while this one is trained; a batch is waited for as a whole."""
     asynchronous: float
-    """max(T_gen, T_train, (slowest group + T_train + publish) / (S + 1)): a lower bound."""
+    """max(T_gen, T_train, snapshot + publish, (slowest group + T_train + publish) / (S + 1)): a lower bound."""
 
     @property
     def balance(self) -> float:
@@ -73,6 +73,9 @@ def step_times(model: RunModel) -> StepTimes:
     batch = _batch_seconds(model, samples / engines.count, policy.groups_per_step)
     slowest = batch if policy.max_staleness == 0 else _batch_seconds(model, in_flight, policy.groups_per_step)
     publish = engines.publish_seconds
+    # A snapshot waits until the version before it has reached every engine.
+    publishing = (model.learner.snapshot_seconds + publish) / policy.publish_interval
+    slots = (slowest + training + publish) / (policy.max_staleness + 1)
     return StepTimes(
         generation=generation,
         training=training,
@@ -80,7 +83,7 @@ def step_times(model: RunModel) -> StepTimes:
         publish=publish,
         synchronous=batch + training + publish,
         one_step_off=max(batch, training) + publish,
-        asynchronous=max(generation, training, (slowest + training + publish) / (policy.max_staleness + 1)),
+        asynchronous=max(generation, training, publishing, slots),
     )
 
 

@@ -11,6 +11,7 @@ from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, Pos
 
 from asyncgrpo.config import yaml_text
 from asyncgrpo.config.loading import split_overrides
+from asyncgrpo.config.problems import expectation
 from asyncgrpo.config.section import Fraction, Section
 from asyncgrpo.errors import ConfigError
 from asyncgrpo.planning.model import EngineModel, LearnerModel, Lengths, Policy, RunModel
@@ -110,7 +111,9 @@ def read_numbers(words: Sequence[str]) -> Numbers:
     try:
         return Numbers.model_validate(values)
     except ValidationError as error:
-        lines = [f"--{problem['loc'][0]}={problem['input']}: {problem['msg']}" for problem in error.errors()]
+        lines = [
+            f"--{problem['loc'][0]}={problem['input']}: expected {expectation(problem)}" for problem in error.errors()
+        ]
         raise ConfigError("\n".join(lines)) from error
 
 

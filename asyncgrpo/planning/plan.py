@@ -52,15 +52,17 @@ class Plan:
     """In closed form, of the present settings."""
     bottleneck: str
     splits: tuple[Option, ...]
-    """The splits near the best, best first, at the settings that are best for the first of them."""
+    """Those that were simulated, best first, at the max_staleness of `chosen`."""
     by_staleness: tuple[Option, ...]
-    """On the best split, without a cap on what is in flight."""
+    """On the split of `chosen`, without a cap on what is in flight."""
     chosen: Option
-    """The least max_staleness, then the least in flight, that keep `target` of the fastest one's speed."""
+    """Of all splits and every max_staleness: the least max_staleness that keeps `target` of the fastest one's speed,
+    the fastest split at it, and then the least in flight."""
+    target: float
     synchronous: Option
     """On the split of `now`, max_staleness 0."""
     colocated: Option
-    """All devices generate, then all train."""
+    """All devices generate, then all train; every device loads the weights at the same time."""
 
     @property
     def speedup_over_synchronous(self) -> float:
@@ -87,24 +89,27 @@ def make_plan(model: RunModel, *, learner_devices: int = 1, devices: int | None 
     def on(split: Split) -> RunModel:
         return _on(model, split, learner_devices)
 
+    tried = _grid(on, _best_splits(on, devices, model))
+    best = _least_stale(tried, target)
+    slowest = min(option.step_seconds for option in tried) / target
     now = _option(model, present)
-    splits = _best_splits(on, devices, model)
-    by_staleness = [_option(_unbounded(on(splits[0]), s), splits[0]) for s in STALENESS]
-    chosen = _least_in_flight(on(splits[0]), _least_stale(by_staleness, target), by_staleness, target)
-    others = [
-        _option(on(split).with_policy(max_staleness=chosen.max_staleness, max_unfinished_groups=None), split)
-        for split in splits
-    ]
+    splits = [option for option in tried if option.max_staleness == best.max_staleness]
     return Plan(
         now=now,
         times=step_times(model),
         bottleneck=_bottleneck(model, now),
-        splits=tuple(sorted(others, key=lambda option: option.step_seconds)),
-        by_staleness=tuple(by_staleness),
-        chosen=chosen,
+        splits=tuple(sorted(splits, key=lambda option: option.step_seconds)),
+        by_staleness=tuple(option for option in tried if option.split == best.split),
+        chosen=_least_in_flight(on(best.split), best, slowest),
+        target=target,
         synchronous=_option(_unbounded(model, 0), present),
         colocated=_colocated(model, devices, learner_devices),
     )
+
+
+def _grid(on: Callable[[Split], RunModel], splits: Iterable[Split]) -> list[Option]:
+    """Every split with every max_staleness, and nothing else that bounds what is in flight."""
+    return [_option(_unbounded(on(split), s), split) for split in splits for s in STALENESS]
 
 
 def _on(model: RunModel, split: Split, learner_devices: int) -> RunModel:
@@ -148,19 +153,19 @@ def _means(model: RunModel) -> Means:
 
 def _least_stale(options: list[Option], target: float) -> Option:
     fastest = min(option.step_seconds for option in options)
-    return next(option for option in options if option.step_seconds <= fastest / target)
+    enough = [option for option in options if option.step_seconds <= fastest / target]
+    return min(enough, key=lambda option: (option.max_staleness, option.step_seconds))
 
 
-def _least_in_flight(model: RunModel, chosen: Option, options: list[Option], target: float) -> Option:
+def _least_in_flight(model: RunModel, chosen: Option, slowest: float) -> Option:
     """The same max_staleness with the smallest cap that is fast enough: bisection, for more is never slower."""
-    fastest = min(option.step_seconds for option in options)
     least, most = model.policy.groups_per_step, (chosen.max_staleness + 1) * model.policy.groups_per_step
     best = chosen
     while least < most and (most - least) > model.policy.groups_per_step // 8:
         cap = (least + most) // 2
         policy = {"max_staleness": chosen.max_staleness, "max_unfinished_groups": cap}
         option = _option(_unbounded(model, chosen.max_staleness).with_policy(**policy), chosen.split)
-        if option.step_seconds <= fastest / target:
+        if option.step_seconds <= slowest:
             best, most = option, cap
         else:
             least = cap + 1
@@ -168,8 +173,11 @@ def _least_in_flight(model: RunModel, chosen: Option, options: list[Option], tar
 
 
 def _colocated(model: RunModel, devices: int, learner_devices: int) -> Option:
+    """No engine has to go on generating while another loads: they load at once, however many may do so otherwise."""
     split = Split(engines=devices, learner_devices=devices)
-    return _option(_unbounded(_on(model, split, learner_devices), 0), split)
+    everywhere = _on(model, split, learner_devices)
+    at_once = replace(everywhere, engines=replace(everywhere.engines, publish_concurrency=devices))
+    return _option(_unbounded(at_once, 0), split)
 
 
 def _bottleneck(model: RunModel, now: Option) -> str:

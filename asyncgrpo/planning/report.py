@@ -11,6 +11,9 @@ from asyncgrpo.planning.plan import Option, Plan
 
 __all__ = ["as_json", "report"]
 
+ROUNDING = 0.005
+"""A speed-up that prints as 1.00 is none, and no loss either."""
+
 
 def report(model: RunModel, plan: Plan, source: str) -> str:
     """Lines of text."""
@@ -61,14 +64,22 @@ def _answers(model: RunModel, plan: Plan) -> list[str]:
         f"{now.waiting_ratio:.0%} of the time, generation is idle {now.idle_ratio:.0%}.",
         f"Bottleneck: {plan.bottleneck}.",
         f"Asynchrony: {plan.speedup_over_synchronous:.2f} x as fast as max_staleness 0 on the same split "
-        f"({plan.synchronous.step_seconds:.4g} s per step).",
+        f"({plan.synchronous.step_seconds:.4g} s per step)." + _loser(plan.speedup_over_synchronous, "max_staleness 0"),
         f"Best found on {_devices(chosen)} devices: {chosen.split.engines} for engines, "
         f"{chosen.split.learner_devices} for the learner, max_staleness {chosen.max_staleness}, "
         f"max_unfinished_groups {_cap(chosen)} (about {_requests(model, chosen):.0f} requests per engine): "
-        f"{chosen.step_seconds:.4g} s per step, mean staleness {chosen.staleness:.2f}.",
+        f"{chosen.step_seconds:.4g} s per step, mean staleness {chosen.staleness:.2f}. That is the least max_staleness "
+        f"within {1 - plan.target:.0%} of the fastest of all that was simulated, then its fastest split, then the "
+        "least in flight.",
         f"Over colocated synchronous training on these {_devices(chosen)} devices "
-        f"({plan.colocated.step_seconds:.4g} s per step): {plan.speedup_over_colocated:.2f} x.",
+        f"({plan.colocated.step_seconds:.4g} s per step): {plan.speedup_over_colocated:.2f} x."
+        + _loser(plan.speedup_over_colocated, "colocated training, where each device generates and trains in turn,"),
     ]
+
+
+def _loser(speedup: float, other: str) -> str:
+    """A sentence when asynchrony does not pay; empty when it does."""
+    return f" Asynchrony loses here: {other} would be faster." if speedup < 1 - ROUNDING else ""
 
 
 def _tables(plan: Plan) -> list[str]:

@@ -48,7 +48,7 @@ class PromptStream:
         self._rows = rows
         self._tokenizer = tokenizer
         self._config = config
-        self._columns = _reward_columns(rows.column_names, config.data.prompt_column)
+        self._columns = reward_columns(rows.column_names, config.data.prompt_column)
         self._order: np.ndarray | None = None
         self._order_epoch = -1
         self._ahead: dict[int, dict[str, Any]] = {}
@@ -197,7 +197,8 @@ def _limit(config: RunConfig) -> int | None:
     return None
 
 
-def _reward_columns(names: list[str], prompt_column: str) -> list[str]:
+def reward_columns(names: list[str], prompt_column: str) -> list[str]:
+    """Those that reward functions are given, of a dataset's columns."""
     hidden = [name for name in names if name in CONTRACT_ARGUMENTS and name != prompt_column]
     if hidden:
         logger.warning("dataset columns %s are not passed to reward functions: the names are taken", ", ".join(hidden))

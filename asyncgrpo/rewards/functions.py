@@ -115,6 +115,8 @@ def from_callables(
     Raises ConfigError for none at all, a wrong number of weights, or an object that cannot be called.
     """
     listed = [functions] if callable(functions) or isinstance(functions, str) else list(functions)
+    if not listed:
+        raise ConfigError("reward_funcs is empty: give a function, or a list of functions")
     weights = [1.0] * len(listed) if weights is None else list(weights)
     if len(weights) != len(listed):
         raise ConfigError(f"{len(weights)} reward_weights for {len(listed)} reward functions; give one each")

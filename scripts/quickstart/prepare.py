@@ -44,6 +44,8 @@ def write_model(target: Path) -> None:
     aside = target.with_name("model.part")
     model.to(torch.bfloat16).save_pretrained(aside)
     tokenizer.save_pretrained(aside)
+    for weights in aside.glob("*.safetensors"):  # written for the owner only
+        weights.chmod((aside / "config.json").stat().st_mode & 0o777)
     aside.rename(target)
 
 

@@ -9,10 +9,14 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from safetensors.numpy import save_file
 
 from asyncgrpo.cli.checks import machine, run_checks
 from asyncgrpo.cli.checks.check import Check
+from asyncgrpo.cli.checks.dry_call import reward_calls
+from asyncgrpo.cli.checks.memory import estimate, parameter_count
 from asyncgrpo.cli.doctor import RUN_CHECKS, examine
 from asyncgrpo.config import RunConfig
 
@@ -79,6 +83,69 @@ def test_a_reward_that_needs_a_column_which_is_not_there(tmp_path: Path) -> None
     check = run_checks.columns(configured(**sections))
     assert check.status == "fail"
     assert check.detail.startswith("reward function 'correct' needs 'answer'")
+
+
+@pytest.mark.parametrize(
+    ("body", "on_error", "status", "says"),
+    [
+        ("return [1.0, None]", "stop", "ok", "scores 1 for 'a made-up completion'"),
+        ("return 1.0", "stop", "fail", "returned the float 1.0, expected a list of 2 numbers"),
+        ("return [completions[0]['content']] * 2", "stop", "fail", "TypeError: string indices must be integers"),
+        ("return [float(a) for a in answer] * 2", "stop", "fail", "returned 4 values for 2 completions"),
+        ("return [1.0]", "drop_group", "warn", "returned 1 values for 2 completions"),
+    ],
+)
+def test_rewards_are_called_once_before_anything_starts(
+    tmp_path: Path, body: str, on_error: str, status: str, says: str
+) -> None:
+    sections = files(tmp_path)
+    calls = tmp_path / "calls"
+    (tmp_path / "my_rewards.py").write_text(
+        "def scores(prompts, completions, answer):\n"
+        f"    with open({str(calls)!r}, 'a') as file:\n        file.write(prompts[0])\n    {body}\n"
+    )
+    sections["rewards"] = [{"path": f"{tmp_path / 'my_rewards.py'}:scores", "on_error": on_error}]
+    check = reward_calls(configured(**sections, generation={"num_generations": 2}))
+    assert (check.status, says in check.detail) == (status, True), check
+    assert calls.read_text() == "1+1="
+
+
+def test_a_dataset_that_fails_is_said_once(tmp_path: Path) -> None:
+    config = configured(**files(tmp_path) | {"data": {"dataset": "/nowhere.jsonl"}})
+    checks = [check(config) for check in RUN_CHECKS]
+    assert [check.name for check in checks if check.status == "fail"] == ["dataset"]
+    assert [check.name for check in checks if "/nowhere" in check.detail] == ["dataset"]
+
+
+def test_the_memory_of_a_run_is_estimated(tmp_path: Path) -> None:
+    """1,000 weights of 2 bytes in the file; 4 float32 copies to train them, and what is kept for 16 tokens."""
+    sections = files(tmp_path)
+    shape = {"num_hidden_layers": 2, "hidden_size": 10, "intermediate_size": 20}
+    (tmp_path / "model" / "config.json").write_text(json.dumps(shape))
+    save_file(
+        {"a": np.zeros((10, 90), np.float16), "b": np.zeros(100, np.float16)}, tmp_path / "model/model.safetensors"
+    )
+    sections |= {
+        "generation": {"num_generations": 2, "max_completion_length": 4},
+        "training": {"groups_per_step": 2},
+        "engines": {"devices": ["cpu:0"], "dtype": "bfloat16", "cpu_kv_cache_gib": 3},
+    }
+    parts = estimate(configured(**sections))
+    assert parts == {
+        "learner": 16_000,
+        "activations": 16 * 4 * 2 * (10 * 10 + 3 * 20),
+        "snapshots": 4_000,
+        "engines": 2_000 + 3 * 2**30,
+        "processes": 5 * 2**29,
+    }
+    adapters = estimate(configured(**sections, lora={"lora_r": 4}, learner={"token_budget": 8}))
+    assert (adapters["learner"], adapters["activations"]) == (4_000, parts["activations"] / 2)
+
+
+def test_weights_without_a_header_are_taken_for_16_bits(tmp_path: Path) -> None:
+    sections = files(tmp_path)
+    (tmp_path / "model" / "model.safetensors").write_bytes(bytes(100))
+    assert parameter_count(configured(**sections)) == 50
 
 
 def test_a_dataset_and_rewards_that_cannot_be_read(tmp_path: Path) -> None:

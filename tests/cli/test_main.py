@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -32,6 +33,12 @@ def test_help(argv: list[str], capsys: pytest.CaptureFixture[str]) -> None:
         main(argv)
     assert caught.value.code == 0
     assert "usage: asyncgrpo" in capsys.readouterr().out
+
+
+def test_help_of_config_says_what_it_does_not_look_at(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["config", "--help"])
+    assert "`asyncgrpo doctor CONFIG.yaml --quick` says" in " ".join(capsys.readouterr().out.split())
 
 
 def test_help_of_train_lists_every_section_and_field(capsys: pytest.CaptureFixture[str]) -> None:
@@ -74,6 +81,7 @@ def test_config_that_cannot_run_here_is_printed_with_a_warning(
     assert main(["config", path]) == 0
     captured = capsys.readouterr()
     assert captured.err.startswith("warning: `auto` is left as it is: engines.devices: 'cuda:97' names [97]")
+    assert captured.err.endswith("; no GPU is visible; for cores set engines.devices to [cpu:auto]\n")
     assert captured.err.count("\n") == 1
     assert load_config(written(tmp_path, captured.out)).config.learner.devices == ("auto",)
 
@@ -105,6 +113,21 @@ def test_configuration_errors(
     assert len(lines) == len(errors)
     for line, error in zip(lines, errors, strict=True):
         assert line.startswith(error)
+
+
+@pytest.mark.parametrize(("command", "what"), [("train", ""), ("doctor", "this machine and ")], ids=["train", "doctor"])
+def test_the_first_line_comes_before_heavy_imports(tmp_path: Path, command: str, what: str) -> None:
+    """`datasets` and `transformers` end the process here, as soon as they are imported."""
+    for name in ("datasets", "transformers", "torch"):
+        (tmp_path / f"{name}.py").write_text("import os; os._exit(99)")
+    path = written(tmp_path, f"model: {{path: {tmp_path}}}\ndata: {{dataset: {tmp_path}/rows.jsonl}}\n")
+    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "rows.jsonl").write_text('{"prompt": "1"}')
+    run = [sys.executable, "-m", "asyncgrpo.cli.main", command, path]
+    environment = {**os.environ, "PYTHONPATH": f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}"}
+    done = subprocess.run(run, env=environment, capture_output=True, text=True, timeout=120)
+    first = done.stdout.splitlines()[0]
+    assert first == f"asyncgrpo {version('asyncgrpo')}: checking {what}{path}"
 
 
 @pytest.mark.parametrize(

@@ -240,6 +240,16 @@ def test_only_given_arguments_count_as_set() -> None:
         ({"bf16": "maybe"}, 'bf16 = "maybe": expected true or false'),
         ({"max_steps": 1.5}, "max_steps = 1.5: expected a whole number"),
         ({"vllm_devices": [0]}, "vllm_devices.0 = 0: expected text"),
+        ({"engines_devices": ["cpu"]}, "unknown setting 'engines_devices'; its name here is vllm_devices"),
+        ({"model_path": "m"}, "unknown setting 'model_path'; its name here is the trainer's model"),
+        (
+            {"num_generations": 1},
+            "num_generations = 1: expected at least 2; an advantage compares a sample with others",
+        ),
+        (
+            {"vllm_max_model_length": 64, "max_completion_length": 64},
+            "vllm_max_model_length=64 is shorter than max_prompt_length + max_completion_length = 65; raise it",
+        ),
         (
             {"chat_template_kwargs": {"f": print}},
             "chat_template_kwargs.f = <built-in function print>: expected a plain",

@@ -299,3 +299,16 @@ def test_documentation_of_every_field_is_rendered() -> None:
     for key, field in FIELDS.items():
         assert field.description, key
         assert "\n".join(f"  # {line}" for line in field.description.splitlines()) in text
+
+
+@pytest.mark.parametrize(
+    ("setting", "meant"),
+    [
+        ("scale_rewards=false", "none"),
+        ("scale_rewards=true", "group"),
+        ("importance_sampling_correction=true", "token_truncate"),
+    ],
+)
+def test_true_and_false_for_a_choice(setting: str, meant: str) -> None:
+    with pytest.raises(ConfigError, match=f"expected one of .*; write {meant}$"):
+        load_config(None, [f"--objective.{setting}"])

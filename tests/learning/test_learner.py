@@ -277,6 +277,13 @@ def test_a_saved_model_loads_and_gives_the_same_logits(untied_model: Path, tmp_p
         np.testing.assert_allclose(score, expected, rtol=1e-5, atol=1e-5)
 
 
+def test_whoever_may_read_a_saved_models_configuration_may_read_its_weights(untied_model: Path, tmp_path: Path) -> None:
+    Learner(make_config(str(untied_model)), "cpu").save_model(str(tmp_path))
+    modes = {file.name: file.stat().st_mode for file in tmp_path.iterdir()}
+    assert "model.safetensors" in modes
+    assert len(set(modes.values())) == 1
+
+
 STEP_IN_ANOTHER_PROCESS = """
 import sys
 from learning_cases import make_config, random_groups

@@ -128,3 +128,19 @@ def test_replay_without_a_correction_trains_stale_samples_as_if_they_were_fresh(
 def test_remarks_load_no_torch() -> None:
     code = "import sys, asyncgrpo.learning.objectives.remarks; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("fraction", "groups", "said"),
+    [
+        (0.3, 4, ["replay.replay_fraction=0.3 of training.groups_per_step=4 is 1 group: 0.25"]),
+        (0.4, 4, ["replay.replay_fraction=0.4 of training.groups_per_step=4 is 2 groups: 0.5"]),
+        (0.25, 4, []),
+        (0.1, 30, []),
+        (0.0, 4, []),
+    ],
+)
+def test_a_fraction_that_is_rounded_is_remarked_on(fraction: float, groups: int, said: list[str]) -> None:
+    sections = {"replay": {"replay_fraction": fraction}, "training": {"groups_per_step": groups}}
+    found = remarks_on(RunConfig.model_validate(sections))
+    assert [remark for remark in found if remark.startswith("replay.")] == said

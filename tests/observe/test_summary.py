@@ -12,6 +12,7 @@ from asyncgrpo.observe.recorder import Recorder
 from asyncgrpo.observe.run_folder import RunFolder
 from asyncgrpo.observe.steps import step_record
 from asyncgrpo.observe.summary import summarise, write_summary
+from asyncgrpo.types import FinishReason
 
 
 def record(step: int, low: float, seconds: float = 10.0) -> dict:
@@ -68,10 +69,12 @@ def test_summary_is_written_and_returned(tmp_path: Path) -> None:
         "* Reward +0.000 ± 0.500 in the first step, +0.500 ± 1.000 in the last "
         "(change +0.500 ± 1.118, standard errors)."
     )
-    assert "    step 1   -1.000  grass\\nis green" in lines
-    assert "    prompt   What is the sky? 1" in lines
-    assert "    similar  What is the sky? 3" in lines
-    assert "    step 3   +3.000  blue sky 3" in lines
+    assert "    prompt at step 1        What is the sky? 1" in lines
+    assert "    reward +1.000           blue sky 1" in lines
+    assert "    other prompt at step 3  What is the sky? 3" in lines
+    assert "    reward +3.000           blue sky 3" in lines
+    assert "    same prompt at step 3  What is grass?" in lines
+    assert "    reward -1.000          grass\\nis green" in lines
     assert f"* Plot: {folder.reward_plot}" in lines
     assert not any(line.startswith("* Model") for line in lines)
 
@@ -145,6 +148,39 @@ def test_steps_whose_tokens_are_not_known_are_left_out_of_the_rate(tmp_path: Pat
     folder = run_of_three_steps(tmp_path)
     unknown = measures(tokens_generated=float("nan"), tokens_generated_while_training=float("nan"), step_seconds=90.0)
     Recorder(folder).append_step(step_record(4, [group([sample(0.0), sample(1.0)])], 3, report(), unknown))
-    text = write_summary(folder, target_steps=4)
+    text = write_summary(folder, 4)
     assert "* Generated 600 tokens, 20 per second, 40% of them while the learner was training" in text
     assert "; engines told so for 3 of 4 steps." in text
+
+
+def test_drops_are_those_of_the_accounting(tmp_path: Path) -> None:
+    folder = run_of_three_steps(tmp_path)
+    tally = {"groups": 4, "samples": 8}
+    fates = {"trained": tally, "dropped:run_ended": {**tally, "groups": 3}, "reissued:stale": tally}
+    folder.accounting_file.write_text(json.dumps({"by_fate": fates}))
+    assert "tokens; dropped groups: 3 run_ended." in write_summary(folder)
+    assert json.loads(folder.summary_json.read_text())["groups_dropped"] == {"run_ended": 3}
+
+
+def ending(path: Path, rewards: list[float], finish: FinishReason, gradient: float = 0.0) -> str:
+    """Summary of a run whose two last steps of three had such samples and gradient."""
+    path.mkdir()
+    folder = RunFolder(path)
+    first = step_record(1, [group([sample(0.0), sample(1.0)])], 0, report(grad_norm=1.0), measures())
+    Recorder(folder).append_step(first)
+    for step in (2, 3):
+        samples = [sample(reward, finish_reason=finish) for reward in rewards]
+        Recorder(folder).append_step(step_record(step, [group(samples)], 0, report(grad_norm=gradient), measures()))
+    return write_summary(folder)
+
+
+def test_last_steps_that_could_teach_nothing_are_named(tmp_path: Path) -> None:
+    nothing, cut = (
+        "In the last 2 steps there was nothing left to learn from",
+        "In the last 2 steps every completion was",
+    )
+    equal = ending(tmp_path / "equal", [1.0, 1.0], "stop")
+    assert (nothing in equal, cut in equal) == (True, False)
+    late = ending(tmp_path / "cut", [0.0, 1.0], "length", gradient=0.5)
+    assert (nothing in late, cut in late) == (False, True)
+    assert nothing not in ending(tmp_path / "kl", [1.0, 1.0], "stop", gradient=0.5)

@@ -35,7 +35,9 @@ def test_only_given_numbers_replace_what_was_recorded() -> None:
     ("word", "says"),
     [
         ("--engine=3", "did you mean --engines"),
-        ("--engines=0", "--engines=0"),
+        ("--engines=0", "--engines=0: expected more than 0"),
+        ("--groups_per_step=abc", "--groups_per_step=abc: expected a whole number"),
+        ("--over_stale=no", "--over_stale=no: expected one of 'wait', 'drop', 'drop_reissue' or 'mask'"),
         ("--zzz=1", "`asyncgrpo plan --help` lists"),
     ],
 )

@@ -17,11 +17,11 @@ from typing import Any
 import psutil
 
 from asyncgrpo.cli.checks.check import Check
+from asyncgrpo.cli.checks.memory import GIB, estimate
 from asyncgrpo.config import RunConfig
 from asyncgrpo.config.resolve import Machine, locate_model
 
 VLLM_MINOR = "0.32"
-_GIB = 2**30
 _COMPANIONS = ("torchvision", "torchaudio", "torchcodec")
 _PROBE_TIMEOUT = 120.0
 
@@ -97,19 +97,20 @@ def devices(config: RunConfig) -> Check:
 
 
 def memory(config: RunConfig) -> Check:
-    """Free memory beside what is surely needed: KV caches on CPU, and weights in float32 with gradient and Adam."""
+    """Free memory beside an estimate of what a run on CPUs takes; of GPUs' memory nothing is said."""
     free = psutil.virtual_memory().available
-    caches = config.engines.cpu_kv_cache_gib * _GIB * len(config.engines.managed_devices)
-    on_gpu = bool(_probe().get("gpus"))
-    needed = 0 if on_gpu or not config.engines.managed_devices else caches + 6 * weight_bytes(config)
-    detail = f"{free / _GIB:.1f} GiB free"
+    detail = f"{free / GIB:.1f} GiB free"
+    if _probe().get("gpus") or not config.engines.managed_devices:
+        return Check("memory", "ok", detail)
+    parts = estimate(config)
+    needed = sum(parts.values())
+    listed = ", ".join(f"{name} {size / GIB:.1f}" for name, size in parts.items())
+    detail += f"; a run is estimated to take {needed / GIB:.1f} ({listed})"
+    if not parts["learner"]:
+        return Check("memory", "ok", f"{detail}, and what the model takes, which is not on this disk")
     if free < needed:
-        return Check(
-            "memory",
-            "warn",
-            f"{detail}, about {needed / _GIB:.1f} needed",
-            "lower engines.cpu_kv_cache_gib, or use LoRA",
-        )
+        remedy = "lower engines.cpu_kv_cache_gib or learner.token_budget, use LoRA, or training.gradient_checkpointing"
+        return Check("memory", "warn", detail, remedy)
     return Check("memory", "ok", detail)
 
 
@@ -119,7 +120,7 @@ def shared_memory(config: RunConfig) -> Check:
     if not Path(folder).is_dir():
         return Check("shared memory", "fail", f"{folder} is no folder", "change weights.shared_memory_dir")
     free, needed = shutil.disk_usage(folder).free, 2 * weight_bytes(config)
-    detail = f"{free / _GIB:.1f} GiB free in {folder}"
+    detail = f"{free / GIB:.1f} GiB free in {folder}"
     if free < max(needed, 64 * 2**20):
         remedy = "enlarge it (docker run --shm-size), or change weights.shared_memory_dir"
         return Check("shared memory", "fail", f"{detail}, two snapshots of the weights do not fit", remedy)

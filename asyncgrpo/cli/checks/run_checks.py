@@ -63,10 +63,14 @@ def dataset(config: RunConfig) -> Check:
 
 def columns(config: RunConfig) -> Check:
     """Every column that a reward function requires is there."""
+    try:
+        rows, functions = load_rows(config), from_config(config.rewards)
+    except AsyncGRPOError:  # said by the checks of the dataset and of the rewards
+        return Check("columns", "warn", "not compared: there is no dataset or no rewards", "mend these first")
 
     def matched() -> str:
-        names = set(load_rows(config).column_names) - {config.data.prompt_column}
-        check_parameters(from_config(config.rewards), names)
+        names = set(rows.column_names) - {config.data.prompt_column}
+        check_parameters(functions, names)
         return ", ".join(sorted(names)) or "none but the prompt"
 
     return _verdict("columns", matched)

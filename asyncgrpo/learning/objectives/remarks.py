@@ -21,7 +21,18 @@ NO_REPLAY = ReplaySection()
 def remarks_on(config: RunConfig) -> list[str]:
     """`remarks` of a whole configuration."""
     dropout = config.lora.lora_dropout if config.lora.lora_r else 0.0
-    return remarks(config.objective, config.training, dropout, config.replay)
+    return [*remarks(config.objective, config.training, dropout, config.replay), *_rounded_fraction(config)]
+
+
+def _rounded_fraction(config: RunConfig) -> list[str]:
+    """A step replays whole groups."""
+    wanted, replayed, groups = config.replay.replay_fraction, config.replayed_groups, config.training.groups_per_step
+    if abs(replayed - wanted * groups) < 1e-6 * groups:  # 0.1 of 30 groups is not 3 to the last bit
+        return []
+    return [
+        f"replay.replay_fraction={wanted:g} of training.groups_per_step={groups} is {replayed} "
+        f"group{'' if replayed == 1 else 's'}: {replayed / groups:.3g}"
+    ]
 
 
 def remarks(

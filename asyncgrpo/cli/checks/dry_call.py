@@ -1,0 +1,60 @@
+"""The check that calls user code: a reward function that returns nonsense shows now, not when engines have started.
+
+`asyncgrpo train` makes no such call: one may cost money, and a run reads its first rewards soon enough.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import numpy as np
+
+from asyncgrpo.cli.checks.check import Check
+from asyncgrpo.config import RunConfig
+from asyncgrpo.errors import AsyncGRPOError, GroupUnscored, RewardError
+from asyncgrpo.prompts import load_rows
+from asyncgrpo.prompts.encoding import with_system_prompt
+from asyncgrpo.prompts.stream import reward_columns
+from asyncgrpo.rewards import check_parameters, from_config
+from asyncgrpo.rewards.functions import score_group
+from asyncgrpo.types import Completion, Prompt
+
+NAME = "reward calls"
+TEXT = "a made-up completion"
+
+
+def reward_calls(config: RunConfig) -> Check:
+    """Every reward function scores the first row's group of made-up completions, in the threads that runs use."""
+    try:
+        rows, functions = load_rows(config), from_config(config.rewards)
+        check_parameters(functions, set(rows.column_names) - {config.data.prompt_column})
+    except AsyncGRPOError:
+        return Check(NAME, "warn", "not tried, for what the lines above say", "mend these first")
+    ids, zeros = np.arange(3), np.zeros(3)
+    completion = Completion(
+        token_ids=ids, behaviour_logprobs=zeros, versions=zeros, finish_reason="stop", engine="none"
+    )
+    count = config.generation.num_generations
+    try:
+        scored = score_group(functions, _first_prompt(rows, config), [completion] * count, [TEXT] * count)
+        samples = asyncio.run(scored)
+    except GroupUnscored as error:
+        return Check(NAME, "warn", str(error), f"its groups are dropped when it does so; scored was {TEXT!r}")
+    except RewardError as error:
+        return Check(NAME, "fail", str(error), f"let it score any text, as {TEXT!r} was, or set its on_error")
+    rewards = (f"{name} {'None' if value is None else f'{value:g}'}" for name, value in samples[0].rewards.items())
+    return Check(NAME, "ok", f"{', '.join(rewards)} for {TEXT!r}")
+
+
+def _first_prompt(rows: Any, config: RunConfig) -> Prompt:
+    """As a run makes it, but for its tokens: the tokenizer may be far away, and reward functions do not see them."""
+    row, data = rows[0], config.data
+    return Prompt(
+        prompt_id="0-0",
+        epoch=0,
+        row=0,
+        prompt=with_system_prompt(row[data.prompt_column], data.system_prompt),
+        token_ids=(),
+        columns={name: row[name] for name in reward_columns(rows.column_names, data.prompt_column)},
+    )
