@@ -27,7 +27,7 @@ from asyncgrpo.config.render import render_config
 from asyncgrpo.errors import AsyncGRPOError, ConfigError
 from asyncgrpo.generation.spec import VLLM_MODULE
 from asyncgrpo.launch import OnStart, Outcome, run_job
-from asyncgrpo.preflight import prepare
+from asyncgrpo.preflight import check_output_dir, prepare
 from asyncgrpo.rewards.functions import from_callables
 
 RewardCallable = Callable[..., Any]
@@ -126,11 +126,22 @@ class AsyncGRPOTrainer:
     def train(self, resume_from_checkpoint: str | bool | None = None) -> Outcome:
         """Run to the last step; progress goes to stdout. Works where an event loop already runs (notebooks), too.
 
+        A run folder (`output_dir`) that holds a checkpoint is gone on from, unless `resume` says otherwise.
+
+        Args:
+            resume_from_checkpoint: True raises RunFolderError where there is no checkpoint. A path is refused: the
+                newest complete checkpoint of `output_dir` is always the one.
+
         Interrupted between the first step and the last, it finishes the step in hand, saves and returns. Where a loop
         already runs, or before the first step, it stops at once and raises KeyboardInterrupt. Nothing is left running.
         """
+        if not isinstance(resume_from_checkpoint, bool | None):
+            raise ConfigError(
+                f"resume_from_checkpoint={resume_from_checkpoint!r}: give True, and the run's folder as output_dir; "
+                "its newest complete checkpoint is resumed from"
+            )
         if resume_from_checkpoint:
-            raise ConfigError(f"resume_from_checkpoint is given: {_NOT_YET}: a run starts from `model`")
+            check_output_dir(self.job.config.run.model_copy(update={"resume": "must"}))
         with self._owned, _python_names():
             return _outside_a_running_loop(self._run)
 

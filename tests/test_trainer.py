@@ -291,8 +291,10 @@ def test_attributes_of_trl_say_what_there_is_instead(idle: AsyncGRPOTrainer, nam
 
 
 def test_resuming_is_refused(idle: AsyncGRPOTrainer) -> None:
-    with pytest.raises(ConfigError, match="resume_from_checkpoint is given: this version does not have it"):
+    with pytest.raises(RunFolderError, match=r"resume=must, but .* has no checkpoint to resume from"):
         idle.train(resume_from_checkpoint=True)
+    with pytest.raises(ConfigError, match=r"resume_from_checkpoint='runs/x': give True, and the run's folder"):
+        idle.train(resume_from_checkpoint="runs/x")
 
 
 @pytest.mark.parametrize(
