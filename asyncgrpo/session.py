@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 
 from asyncgrpo.concurrency import gather_all
 from asyncgrpo.config import RunConfig
@@ -68,9 +69,14 @@ class Session:
 
 @asynccontextmanager
 async def open_session(
-    job: Job, folder: RunFolder, progress: Progress, engine_module: str = VLLM_MODULE
+    job: Job,
+    folder: RunFolder,
+    progress: Progress,
+    engine_module: str = VLLM_MODULE,
+    make_learner: Callable[[RunConfig, Path], LearnerClient] = LearnerClient,
 ) -> AsyncIterator[Session]:
-    """Start everything a run needs; at the end nothing of it is left. `engine_module` lets tests start a fake."""
+    """Start everything a run needs; at the end nothing of it is left. `engine_module` lets tests start a fake,
+    `make_learner` one that trains nothing."""
     config = job.config
     async with AsyncExitStack() as stack:
         backend = transport_backend(config)
@@ -92,7 +98,7 @@ async def open_session(
             progress.note(f"metrics at {server.url}/metrics, logs in {folder.logs_dir}")
         config = await _check_running(clients[len(managed) :], config, backend)
         job = replace(job, config=config)
-        learner = LearnerClient(config, folder.logs_dir)
+        learner = make_learner(config, folder.logs_dir)
         transport = await stack.enter_async_context(open_transport(config, learner))
         stack.push_async_callback(_stop_all, learner, managed)
         names = f"{len(clients)} engine{'s' if len(clients) > 1 else ''}"
