@@ -42,6 +42,7 @@ from asyncgrpo.learning.batch_file import write_batch
 from asyncgrpo.meter import StepMeter
 from asyncgrpo.observe.files import write_text
 from asyncgrpo.observe.logs import log_context
+from asyncgrpo.observe.retention import Retention
 from asyncgrpo.observe.reuse import ReuseMeter
 from asyncgrpo.observe.steps import StepMeasures, step_record
 from asyncgrpo.rewards.decoding import decoder_of
@@ -88,6 +89,7 @@ class Orchestrator:
             restore(parts, checkpoint, session.job.prompts, allow_changed=config.run.allow_changes)
             self.guards.restore(read(checkpoint)["more"]["guards"])
         self.checkpoints = Checkpoints(session, parts, self.guards)
+        self.retention = Retention.of(session.folder, config.observe)
         self.steps_done = contract.version
         self._may_go_on = asyncio.Event()
         self._may_go_on.set()
@@ -282,12 +284,14 @@ class Orchestrator:
             logger.warning("%s", alarm.message)
         self._count_drops()
         fresh = sum(len(group.samples) for group in groups)
+        needed_from = self.checkpoints.needed_from
 
         def write() -> None:
             self.session.recorder.append_step(record)
             news.append_to(self.session.folder.ledger_file)
             if self.config.observe.save_rollouts:
-                self.session.recorder.write_rollouts(step, version, groups, batch.advantages[:fresh], untrained)
+                file = self.session.recorder.write_rollouts(step, version, groups, batch.advantages[:fresh], untrained)
+                self.retention.written(file, step, needed_from=needed_from)
             if report.skipped:
                 self._keep_skipped(step, batch, report)
 

@@ -296,5 +296,9 @@ class ObserveSection(Section):
     """Port of /metrics. 0 picks a free one, -1 turns it off."""
     save_rollouts: bool = True
     """Write every sample to rollouts/*.parquet."""
+    rollouts_keep_steps: PositiveInt | None = None
+    """Rollout files of so many steps stay, the newest; those since the last checkpoint in any case. Absent: all."""
+    rollouts_max_gib: PositiveFloat | None = None
+    """Most that rollout files take, GiB: the oldest go; those since the last checkpoint stay. Absent: any amount."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     """Level of logs/orchestrator.log."""
