@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextvars
+import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
+from functools import partial
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -89,6 +92,31 @@ async def first_of(*coroutines: Coroutine[Any, Any, Any]) -> None:
     for task in tasks:
         if task in ended:
             task.result()
+
+
+async def aside(work: Callable[[], T]) -> T:
+    """Its result, from a thread of its own. Cancelling the wait leaves the thread behind.
+
+    For what may hang where nothing can interrupt it, as a write to a dead disk: the threads of `asyncio.to_thread`
+    would hold up the end of the process for as long.
+    """
+    loop = asyncio.get_running_loop()
+    done: asyncio.Future[T] = loop.create_future()
+    context = contextvars.copy_context()
+
+    def run() -> None:
+        tell: Callable[[], None]
+        try:
+            result = context.run(work)
+        except BaseException as error:  # handed to whoever waits
+            tell = partial(done.set_exception, error)
+        else:
+            tell = partial(done.set_result, result)
+        with suppress(RuntimeError):  # the loop is closed: nobody waits any more
+            loop.call_soon_threadsafe(lambda: None if done.done() else tell())
+
+    threading.Thread(target=run, name="aside", daemon=True).start()
+    return await done
 
 
 class Severable:

@@ -16,10 +16,11 @@ from typing import Any
 
 from asyncgrpo.checkpoint.store import Checkpoint
 from asyncgrpo.checkpoints import LEARNER
+from asyncgrpo.concurrency import aside, deadline
 from asyncgrpo.config import RunConfig
 from asyncgrpo.config.loading import LoadedConfig
 from asyncgrpo.config.render import render_config
-from asyncgrpo.errors import AsyncGRPOError
+from asyncgrpo.errors import AsyncGRPOError, RunFolderError
 from asyncgrpo.forecast import Forecast
 from asyncgrpo.generation.spec import VLLM_MODULE
 from asyncgrpo.learning.objectives.remarks import remarks_on
@@ -41,6 +42,8 @@ OnStart = Callable[[asyncio.AbstractEventLoop, asyncio.Task[Any]], None]
 
 INTERRUPTED = 130
 """Exit code of a run that a signal stopped, as shells have it."""
+
+_SAVING_TOKENIZER = "saving the tokenizer (observe.write_timeout)"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,7 +111,8 @@ async def _run(
         if training.steps_done:
             with progress.phase("saving the model"):
                 await session.learner.save_model(str(folder.model_dir))
-                await asyncio.to_thread(job.tokenizer.save_pretrained, str(folder.model_dir))
+                async with deadline(job.config.observe.write_timeout, RunFolderError, _SAVING_TOKENIZER):
+                    await aside(lambda: job.tokenizer.save_pretrained(str(folder.model_dir)))
     return Outcome(folder=folder, steps=training.steps_done, interrupted=training.steps_done < job.total_steps)
 
 

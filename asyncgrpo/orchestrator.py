@@ -33,8 +33,16 @@ from asyncgrpo.books import Books
 from asyncgrpo.buffer.buffer import RolloutBuffer, Untrained
 from asyncgrpo.buffer.contract import StalenessContract
 from asyncgrpo.checkpoints import Checkpoints
-from asyncgrpo.concurrency import deadline, first_of, run_until
-from asyncgrpo.errors import EngineError, GroupUnscored, GuardError, RewardError, RollbackWanted, StallError
+from asyncgrpo.concurrency import aside, deadline, first_of, run_until
+from asyncgrpo.errors import (
+    EngineError,
+    GroupUnscored,
+    GuardError,
+    RewardError,
+    RollbackWanted,
+    RunFolderError,
+    StallError,
+)
 from asyncgrpo.generation.blame import is_prompt_to_blame
 from asyncgrpo.generation.rollout import generate_group
 from asyncgrpo.guards import Alarm, Guards
@@ -114,13 +122,18 @@ class Orchestrator:
         left = self.buffer.collect_untrained()
         self.books.untrained(left)
         self.books.run_ended()
-        await asyncio.to_thread(self._close_books, left)
+        await self._on_disk("the end of the run", lambda: self._close_books(left))
 
     def on_user_signal(self) -> None:
         """Go on, if a guard paused the run; else save a checkpoint after the step in hand."""
         if self._may_go_on.is_set():
             self.checkpoints.asked.set()
         self._may_go_on.set()
+
+    async def _on_disk(self, what: str, write: Callable[[], None]) -> None:
+        timeout = self.config.observe.write_timeout
+        async with deadline(timeout, RunFolderError, f"writing the records of {what} (observe.write_timeout)"):
+            await aside(write)
 
     def _close_books(self, left: list[Untrained]) -> None:
         """Write down what no step will any more."""
@@ -295,7 +308,7 @@ class Orchestrator:
             if report.skipped:
                 self._keep_skipped(step, batch, report)
 
-        await asyncio.to_thread(write)
+        await self._on_disk(f"step {step}", write)
         self.session.progress.step(record)
         return alarms
 

@@ -42,7 +42,11 @@ FREE: frozenset[str] = frozenset().union(
     _keys("learner", "mode devices token_budget start_timeout step_timeout max_restarts"),
     _keys("weights", "transport shared_memory_dir publish_timeout publish_concurrency probe probe_tolerance"),
     _keys("checkpoint", "save_steps save_minutes save_total_limit keep_every save_timeout"),
-    _keys("observe", "metrics_host metrics_port save_rollouts rollouts_keep_steps rollouts_max_gib log_level"),
+    _keys(
+        "observe",
+        "metrics_host metrics_port save_rollouts rollouts_keep_steps rollouts_max_gib write_timeout "
+        "stall_report_seconds log_level",
+    ),
     _keys(
         "guards",
         "mismatch_action mismatch_nats mismatch_patience reward_collapse_action reward_collapse_fraction "

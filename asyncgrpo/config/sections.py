@@ -300,5 +300,10 @@ class ObserveSection(Section):
     """Rollout files of so many steps stay, the newest; those since the last checkpoint in any case. Absent: all."""
     rollouts_max_gib: PositiveFloat | None = None
     """Most that rollout files take, GiB: the oldest go; those since the last checkpoint stay. Absent: any amount."""
+    write_timeout: Seconds = 600.0
+    """Seconds that writing what a step did may take; a disk that hangs for longer ends the run."""
+    stall_report_seconds: Seconds = 600.0
+    """Seconds without a step, a group or a publish after which it is said what is waited for; half of
+    buffer.stall_timeout, if that is less. Ends nothing."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     """Level of logs/orchestrator.log."""
