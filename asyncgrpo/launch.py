@@ -20,6 +20,7 @@ from asyncgrpo.concurrency import aside, deadline
 from asyncgrpo.config import RunConfig
 from asyncgrpo.config.loading import LoadedConfig
 from asyncgrpo.config.render import render_config
+from asyncgrpo.config.secrets import masked
 from asyncgrpo.errors import AsyncGRPOError, RunFolderError
 from asyncgrpo.forecast import Forecast
 from asyncgrpo.generation.spec import VLLM_MODULE
@@ -125,7 +126,7 @@ async def _load(session: Session, checkpoint: Checkpoint) -> None:
 
 def _plan(job: Job, folder: RunFolder) -> str:
     config: RunConfig = job.config
-    engines = ", ".join((*config.engines.devices, *config.engines.urls))
+    engines = ", ".join((*config.engines.devices, *map(masked, config.engines.urls)))
     skipped = job.prompts.skipped_per_epoch
     return (
         f"{job.total_steps} steps of {config.training.groups_per_step} groups x "

@@ -16,6 +16,7 @@ from pathlib import Path
 from asyncgrpo.concurrency import gather_all
 from asyncgrpo.config import RunConfig
 from asyncgrpo.config.resolve import PROBE_TOKENS
+from asyncgrpo.config.secrets import secret_of
 from asyncgrpo.errors import EngineError, PublishError, StallError
 from asyncgrpo.generation.client import EngineClient
 from asyncgrpo.generation.pool import EnginePool
@@ -92,8 +93,18 @@ async def open_session(
         learner_time, generation_time = TimeAccount(LEARNER_STATES), TimeAccount(GENERATION_STATES)
         metrics = _metrics(job, folder, clients, learner_time)
         server = await stack.enter_async_context(
-            MetricsServer(metrics.registry, config.observe.metrics_host, config.observe.metrics_port)
+            MetricsServer(
+                metrics.registry,
+                config.observe.metrics_host,
+                config.observe.metrics_port,
+                secret_of(config.observe.metrics_token_env, "observe.metrics_token_env"),
+            )
         )
+        if server.is_open:
+            progress.note(
+                f"note: anybody who reaches {config.observe.metrics_host} can read /metrics; "
+                "observe.metrics_token_env makes it want a token"
+            )
         if server.url is not None:
             progress.note(f"metrics at {server.url}/metrics, logs in {folder.logs_dir}")
         config = await _check_running(clients[len(managed) :], config, backend)

@@ -72,4 +72,4 @@ def _engine(session: Session, name: str, version: int) -> str:
     state = f"serves version {served}" if name in pool.serving else f"gets no work, last served version {served}"
     if session.publisher.given(name) is None:
         state += f", a publish to it is under way or failed (the learner has version {version})"
-    return f"{name} at {client.url} {state}; {client.open_requests} requests open"
+    return f"{name} at {client.shown_url} {state}; {client.open_requests} requests open"

@@ -115,7 +115,7 @@ def _plain(name: str, value: Any) -> Any:
     if isinstance(value, np.generic):
         return value.item()
     if isinstance(value, Section):
-        return value.model_dump(mode="json")
+        return _plain(name, value.model_dump())  # not as JSON, which has no secrets
     if isinstance(value, Mapping):
         return {str(key): _plain(f"{name}.{key}", inner) for key, inner in value.items()}
     if isinstance(value, list | tuple):

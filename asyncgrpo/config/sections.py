@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
+from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, field_serializer
 
 from asyncgrpo.config.objective import ObjectiveSection as ObjectiveSection
+from asyncgrpo.config.secrets import masked
 from asyncgrpo.config.section import Fraction
 from asyncgrpo.config.section import Section as Section
 from asyncgrpo.types import InFlight
@@ -128,6 +129,8 @@ class GenerationSection(Section):
 class EnginesSection(Section):
     urls: tuple[str, ...] = ()
     """Engines that already run, by base URL, as http://host:8000; those of `devices` are started beside them."""
+    api_key_env: str | None = None
+    """Environment variable with the key that engines want (vLLM's --api-key). Managed ones get it, too."""
     devices: tuple[str, ...] = ("auto",)
     """One managed engine per entry: `cuda:0`, `cuda:0,1` (tensor parallel), `cpu:0-3`, `cpu`, `cpu:auto` or `auto`.
     Left at `[auto]` beside `urls`: none."""
@@ -159,6 +162,11 @@ class EnginesSection(Section):
     """Seconds one control call (health, pause, resume) may take."""
     stop_timeout: Seconds = 20.0
     """Seconds an engine gets to stop before it is killed."""
+
+    @field_serializer("urls", when_used="json")
+    def _without_logins(self, urls: tuple[str, ...]) -> list[str]:
+        """What is written down holds no secrets."""
+        return [masked(url) for url in urls]
 
     @property
     def managed_devices(self) -> tuple[str, ...]:
@@ -291,7 +299,9 @@ class CheckpointSection(Section):
 
 class ObserveSection(Section):
     metrics_host: str = "127.0.0.1"
-    """Address of /metrics."""
+    """Address of /metrics. Others than this machine's own can read what is served at any other."""
+    metrics_token_env: str | None = None
+    """Environment variable with the token that /metrics then wants, as `Authorization: Bearer TOKEN`."""
     metrics_port: Annotated[int, Field(ge=-1, le=65535)] = 0
     """Port of /metrics. 0 picks a free one, -1 turns it off."""
     save_rollouts: bool = True

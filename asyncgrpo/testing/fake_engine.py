@@ -33,13 +33,16 @@ from asyncgrpo.testing.fake_routes import Call, Routes, never
 from asyncgrpo.testing.faults import GENERATE, Fault, FaultPlan, plan_from_json
 from asyncgrpo.weights.vllm_plugin import BACKEND
 
+GUARDED = ("/v1", "/v2", "/inference", "/cohere")
+"""Routes that vLLM's --api-key guards. The control routes are not among them."""
+
 
 class FakeEngine:
     """script: tokens to "sample" instead of random ones. token_seconds: pause after every step. seed: of the sampling;
     a request with the same id, prompt and weights gives the same completion. scale_out, dev_mode: as vLLM's settings
     of that name. raw_logprobs: as with `--logprobs-mode raw_logprobs`. kv_blocks: size of the KV cache, as with
     `--num-gpu-blocks-override`; requests that outgrow it are preempted. on_death: what the fault "die" does.
-    records: keep requests and answers, for tests to look at.
+    records: keep requests and answers, for tests to look at. api_key: as vLLM's; it guards what vLLM guards with it.
     """
 
     def __init__(
@@ -62,6 +65,7 @@ class FakeEngine:
         port: int = 0,
         on_death: Callable[[], None] | None = None,
         records: bool = True,
+        api_key: str | None = None,
     ) -> None:
         self.model = FakeModel(folder, raw_logprobs=raw_logprobs)
         self.model.hf_overrides = dict(hf_overrides or {})
@@ -83,6 +87,7 @@ class FakeEngine:
         self._scale_out, self._dev_mode = scale_out, dev_mode
         self._on_death = on_death or self.close_sockets
         self._records = records
+        self._api_key = api_key
 
     @property
     def url(self) -> str:
@@ -123,6 +128,9 @@ class FakeEngine:
 
     async def _handle(self, request: web.Request) -> web.Response:
         """Records the request, applies faults, and turns failures into the answers that vLLM gives."""
+        is_guarded = self._api_key and request.path.startswith(GUARDED)
+        if is_guarded and request.headers.get("Authorization") != f"Bearer {self._api_key}":
+            return web.json_response({"error": "Unauthorized"}, status=401)
         try:
             body = await request.json() if request.can_read_body else {}
         except json.JSONDecodeError as error:
@@ -197,6 +205,7 @@ async def _serve(arguments: argparse.Namespace) -> None:
         port=arguments.port,
         on_death=lambda: os._exit(1),
         records=False,
+        api_key=os.environ.get("VLLM_API_KEY"),
     )
     async with engine:
         print(f"fake engine at {engine.url}", flush=True)
