@@ -44,7 +44,12 @@ class Checkpoints:
         self._store = store_of(session.folder, session.job.config.checkpoint)
         self._writing: asyncio.Task[None] | None = None
         self._saved_at = time.monotonic()
-        self._saved_step = parts.buffer.contract.version
+        self._saved_step = self._complete_step = parts.buffer.contract.version
+
+    @property
+    def needed_from(self) -> int | None:
+        """The step of the newest checkpoint, 0 before the first; None if there will be none."""
+        return self._complete_step if self.is_on or self._complete_step else None
 
     @property
     def is_on(self) -> bool:
@@ -100,6 +105,7 @@ class Checkpoints:
             logger.warning("no checkpoint of step %d: %s", step, error)
         else:
             seconds = time.monotonic() - started
+            self._complete_step = step
             session.metrics.checkpoint_step.set(step)
             session.metrics.checkpoint_duration.observe(seconds)
             logger.info("checkpoint of step %d saved in %.2f s, asked for by %s", step, seconds, reason)

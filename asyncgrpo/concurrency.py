@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextvars
+import os
+import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
+from functools import partial
+from queue import SimpleQueue
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -89,6 +94,63 @@ async def first_of(*coroutines: Coroutine[Any, Any, Any]) -> None:
     for task in tasks:
         if task in ended:
             task.result()
+
+
+class _Worker:
+    """A thread that does one job after the other."""
+
+    def __init__(self) -> None:
+        self._jobs: SimpleQueue[Callable[[], None]] = SimpleQueue()
+        threading.Thread(target=self._work, name="worker", daemon=True).start()
+
+    def put(self, job: Callable[[], None]) -> None:
+        """Only for one that is idle."""
+        self._jobs.put(job)
+
+    def _work(self) -> None:
+        while True:
+            self._jobs.get()()
+            _idle.append(self)
+
+
+_idle: list[_Worker] = []
+"""The one that was busy last is last: as many are in use as jobs run at once."""
+os.register_at_fork(after_in_child=_idle.clear)  # a forked process has none of the threads
+
+
+def start_job(job: Callable[[], None]) -> None:
+    """Run `job`, which must not raise, in a thread that does nothing else meanwhile and cannot hold up the exit.
+
+    A thread that has returned takes the next job: to start one holds up the event loop until it runs, and each new one
+    may make the allocator hold another heap.
+    """
+    worker = _idle.pop() if _idle else _Worker()
+    worker.put(job)
+
+
+async def aside(work: Callable[[], T]) -> T:
+    """Its result, from such a thread. Cancelling the wait leaves the thread behind.
+
+    For what may hang where nothing can interrupt it, as a write to a dead disk: the threads of `asyncio.to_thread`
+    would hold up the end of the process for as long.
+    """
+    loop = asyncio.get_running_loop()
+    done: asyncio.Future[T] = loop.create_future()
+    context = contextvars.copy_context()
+
+    def run() -> None:
+        tell: Callable[[], None]
+        try:
+            result = context.run(work)
+        except BaseException as error:  # handed to whoever waits
+            tell = partial(done.set_exception, error)
+        else:
+            tell = partial(done.set_result, result)
+        with suppress(RuntimeError):  # the loop is closed: nobody waits any more
+            loop.call_soon_threadsafe(lambda: None if done.done() else tell())
+
+    start_job(run)
+    return await done
 
 
 class Severable:

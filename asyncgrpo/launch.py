@@ -16,10 +16,12 @@ from typing import Any
 
 from asyncgrpo.checkpoint.store import Checkpoint
 from asyncgrpo.checkpoints import LEARNER
+from asyncgrpo.concurrency import aside, deadline
 from asyncgrpo.config import RunConfig
 from asyncgrpo.config.loading import LoadedConfig
 from asyncgrpo.config.render import render_config
-from asyncgrpo.errors import AsyncGRPOError
+from asyncgrpo.config.secrets import masked
+from asyncgrpo.errors import AsyncGRPOError, RunFolderError
 from asyncgrpo.forecast import Forecast
 from asyncgrpo.generation.spec import VLLM_MODULE
 from asyncgrpo.learning.objectives.remarks import remarks_on
@@ -42,6 +44,8 @@ OnStart = Callable[[asyncio.AbstractEventLoop, asyncio.Task[Any]], None]
 
 INTERRUPTED = 130
 """Exit code of a run that a signal stopped, as shells have it."""
+
+_SAVING_TOKENIZER = "saving the tokenizer (observe.write_timeout)"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
@@ -119,7 +123,8 @@ async def _run(
         if training.steps_done:
             with progress.phase("saving the model"):
                 await session.learner.save_model(str(folder.model_dir))
-                await asyncio.to_thread(job.tokenizer.save_pretrained, str(folder.model_dir))
+                async with deadline(job.config.observe.write_timeout, RunFolderError, _SAVING_TOKENIZER):
+                    await aside(lambda: job.tokenizer.save_pretrained(str(folder.model_dir)))
     return Outcome(folder=folder, steps=training.steps_done, interrupted=training.steps_done < job.total_steps)
 
 
@@ -132,7 +137,7 @@ async def _load(session: Session, checkpoint: Checkpoint) -> None:
 
 def _plan(job: Job, folder: RunFolder) -> str:
     config: RunConfig = job.config
-    engines = ", ".join((*config.engines.devices, *config.engines.urls))
+    engines = ", ".join((*config.engines.devices, *map(masked, config.engines.urls)))
     skipped = job.prompts.skipped_per_epoch
     return (
         f"{job.total_steps} steps of {config.training.groups_per_step} groups x "

@@ -33,8 +33,16 @@ from asyncgrpo.books import Books
 from asyncgrpo.buffer.buffer import RolloutBuffer, Untrained
 from asyncgrpo.buffer.contract import StalenessContract
 from asyncgrpo.checkpoints import Checkpoints
-from asyncgrpo.concurrency import deadline, first_of, run_until
-from asyncgrpo.errors import EngineError, GroupUnscored, GuardError, RewardError, RollbackWanted, StallError
+from asyncgrpo.concurrency import aside, deadline, first_of, run_until
+from asyncgrpo.errors import (
+    EngineError,
+    GroupUnscored,
+    GuardError,
+    RewardError,
+    RollbackWanted,
+    RunFolderError,
+    StallError,
+)
 from asyncgrpo.generation.blame import is_prompt_to_blame
 from asyncgrpo.generation.rollout import generate_group
 from asyncgrpo.guards import Alarm, Guards
@@ -42,6 +50,7 @@ from asyncgrpo.learning.batch_file import write_batch
 from asyncgrpo.meter import StepMeter
 from asyncgrpo.observe.files import write_text
 from asyncgrpo.observe.logs import log_context
+from asyncgrpo.observe.retention import Retention
 from asyncgrpo.observe.reuse import ReuseMeter
 from asyncgrpo.observe.steps import StepMeasures, step_record
 from asyncgrpo.rewards.decoding import decoder_of
@@ -88,6 +97,7 @@ class Orchestrator:
             restore(parts, checkpoint, session.job.prompts, allow_changed=config.run.allow_changes)
             self.guards.restore(read(checkpoint)["more"]["guards"])
         self.checkpoints = Checkpoints(session, parts, self.guards)
+        self.retention = Retention.of(session.folder, config.observe)
         self.steps_done = contract.version
         self._may_go_on = asyncio.Event()
         self._may_go_on.set()
@@ -112,13 +122,18 @@ class Orchestrator:
         left = self.buffer.collect_untrained()
         self.books.untrained(left)
         self.books.run_ended()
-        await asyncio.to_thread(self._close_books, left)
+        await self._on_disk("the end of the run", lambda: self._close_books(left))
 
     def on_user_signal(self) -> None:
         """Go on, if a guard paused the run; else save a checkpoint after the step in hand."""
         if self._may_go_on.is_set():
             self.checkpoints.asked.set()
         self._may_go_on.set()
+
+    async def _on_disk(self, what: str, write: Callable[[], None]) -> None:
+        timeout = self.config.observe.write_timeout
+        async with deadline(timeout, RunFolderError, f"writing the records of {what} (observe.write_timeout)"):
+            await aside(write)
 
     def _close_books(self, left: list[Untrained]) -> None:
         """Write down what no step will any more."""
@@ -284,16 +299,18 @@ class Orchestrator:
             logger.warning("%s", alarm.message)
         self._count_drops()
         fresh = sum(len(group.samples) for group in groups)
+        needed_from = self.checkpoints.needed_from
 
         def write() -> None:
             self.session.recorder.append_step(record)
             news.append_to(self.session.folder.ledger_file)
             if self.config.observe.save_rollouts:
-                self.session.recorder.write_rollouts(step, version, groups, batch.advantages[:fresh], untrained)
+                file = self.session.recorder.write_rollouts(step, version, groups, batch.advantages[:fresh], untrained)
+                self.retention.written(file, step, needed_from=needed_from)
             if report.skipped:
                 self._keep_skipped(step, batch, report)
 
-        await asyncio.to_thread(write)
+        await self._on_disk(f"step {step}", write)
         self.session.progress.step(record)
         return alarms
 

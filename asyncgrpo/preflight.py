@@ -12,6 +12,7 @@ from typing import Any
 
 from asyncgrpo.config import RunConfig
 from asyncgrpo.config.resolve import Machine, locate_model, resolve
+from asyncgrpo.config.secrets import check_logins, secret_of
 from asyncgrpo.config.sections import RunSection, TrainingSection
 from asyncgrpo.config.training_checks import check_warm_up
 from asyncgrpo.errors import ConfigError, RunFolderError
@@ -59,6 +60,9 @@ def prepare(
         check_vllm_installed()
     check_ports(config)
     check_metrics_port(config)
+    check_logins(config.engines.urls)
+    secret_of(config.engines.api_key_env, "engines.api_key_env")
+    secret_of(config.observe.metrics_token_env, "observe.metrics_token_env")
     functions = from_config(config.rewards) if rewards is None else rewards
     checked_rows = load_rows(config, rows)
     check_parameters(functions, set(checked_rows.column_names) - {config.data.prompt_column})

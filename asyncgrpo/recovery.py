@@ -10,16 +10,20 @@ import asyncio
 import logging
 from collections.abc import Callable
 
+from asyncgrpo import stalls
 from asyncgrpo.checkpoint.store import Checkpoint
 from asyncgrpo.checkpoints import LEARNER
-from asyncgrpo.concurrency import deadline, run_until
-from asyncgrpo.errors import AsyncGRPOError, GuardError, LearnerError, StallError
+from asyncgrpo.concurrency import aside, deadline, run_until
+from asyncgrpo.errors import AsyncGRPOError, CheckpointError, GuardError, LearnerError, StallError
+from asyncgrpo.observe.watchdog import Watchdog
 from asyncgrpo.orchestrator import Orchestrator
 from asyncgrpo.resuming import go_back, newest
 from asyncgrpo.run_state import read
 from asyncgrpo.session import Session
 
 logger = logging.getLogger(__name__)
+
+_READING = "looking for the newest complete checkpoint"
 
 
 class Training:
@@ -46,7 +50,18 @@ class Training:
 
     async def run(self) -> None:
         """Train until the last step, or until `stop` is set. Raises the first error of any part."""
-        await run_until(self._rounds(), self._session.supervisor.run())
+        with self._watchdog():
+            await run_until(self._rounds(), self._session.supervisor.run())
+
+    def _watchdog(self) -> Watchdog:
+        session, config = self._session, self._session.job.config
+        return Watchdog(
+            lambda: stalls.signs(session, self._orchestrator.buffer.contract),
+            lambda: stalls.describe(session, self._orchestrator.buffer.contract, self._orchestrator.books),
+            after=min(config.observe.stall_report_seconds, config.buffer.stall_timeout / 2),
+            path=session.folder.stalls_file,
+            note=session.progress.note,
+        )
 
     async def _rounds(self) -> None:
         learner = self._session.learner
@@ -67,9 +82,9 @@ class Training:
             raise error  # its group of engines and learner cannot be made anew
         logger.warning("going back to a checkpoint: %s", error)
         is_rollback = isinstance(error, GuardError)
-        checkpoint, skipped = await asyncio.to_thread(
-            newest, session.folder, config, _is_calm if is_rollback else lambda checkpoint: True
-        )
+        is_wanted = _is_calm if is_rollback else _is_any
+        async with deadline(config.checkpoint.save_timeout, CheckpointError, f"{_READING} (checkpoint.save_timeout)"):
+            checkpoint, skipped = await aside(lambda: newest(session.folder, config, is_wanted))
         if checkpoint is None:
             raise type(error)(f"{error}\nthere is no checkpoint to go back to") from error
         if not is_rollback:
@@ -77,7 +92,9 @@ class Training:
         for note in [f"{error}", *skipped]:
             session.progress.note(f"warning: {note}")
         with session.progress.phase(f"going back to the checkpoint of step {checkpoint.step}"):
-            await asyncio.to_thread(self._take_back, checkpoint)
+            timeout = config.checkpoint.save_timeout
+            async with deadline(timeout, CheckpointError, "taking back what came after (checkpoint.save_timeout)"):
+                await aside(lambda: self._take_back(checkpoint))
             (session.metrics.rollbacks if is_rollback else session.metrics.learner_restarts).inc()
             with session.learner_time.during("checkpoint"):
                 if is_rollback:
@@ -117,6 +134,10 @@ class Training:
         orchestrator = Orchestrator(self._session, checkpoint.folder if checkpoint else None)
         orchestrator.stop, orchestrator.on_step = self.stop, self._on_step
         return orchestrator
+
+
+def _is_any(checkpoint: Checkpoint) -> bool:
+    return True
 
 
 def _is_calm(checkpoint: Checkpoint) -> bool:

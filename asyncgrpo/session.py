@@ -7,14 +7,16 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 
 from asyncgrpo.concurrency import gather_all
 from asyncgrpo.config import RunConfig
 from asyncgrpo.config.resolve import PROBE_TOKENS
+from asyncgrpo.config.secrets import secret_of
 from asyncgrpo.errors import EngineError, PublishError, StallError
 from asyncgrpo.generation.client import EngineClient
 from asyncgrpo.generation.pool import EnginePool
@@ -68,9 +70,14 @@ class Session:
 
 @asynccontextmanager
 async def open_session(
-    job: Job, folder: RunFolder, progress: Progress, engine_module: str = VLLM_MODULE
+    job: Job,
+    folder: RunFolder,
+    progress: Progress,
+    engine_module: str = VLLM_MODULE,
+    make_learner: Callable[[RunConfig, Path], LearnerClient] = LearnerClient,
 ) -> AsyncIterator[Session]:
-    """Start everything a run needs; at the end nothing of it is left. `engine_module` lets tests start a fake."""
+    """Start everything a run needs; at the end nothing of it is left. `engine_module` lets tests start a fake,
+    `make_learner` one that trains nothing."""
     config = job.config
     async with AsyncExitStack() as stack:
         backend = transport_backend(config)
@@ -86,13 +93,23 @@ async def open_session(
         learner_time, generation_time = TimeAccount(LEARNER_STATES), TimeAccount(GENERATION_STATES)
         metrics = _metrics(job, folder, clients, learner_time)
         server = await stack.enter_async_context(
-            MetricsServer(metrics.registry, config.observe.metrics_host, config.observe.metrics_port)
+            MetricsServer(
+                metrics.registry,
+                config.observe.metrics_host,
+                config.observe.metrics_port,
+                secret_of(config.observe.metrics_token_env, "observe.metrics_token_env"),
+            )
         )
+        if server.is_open:
+            progress.note(
+                f"note: anybody who reaches {config.observe.metrics_host} can read /metrics; "
+                "observe.metrics_token_env makes it want a token"
+            )
         if server.url is not None:
             progress.note(f"metrics at {server.url}/metrics, logs in {folder.logs_dir}")
         config = await _check_running(clients[len(managed) :], config, backend)
         job = replace(job, config=config)
-        learner = LearnerClient(config, folder.logs_dir)
+        learner = make_learner(config, folder.logs_dir)
         transport = await stack.enter_async_context(open_transport(config, learner))
         stack.push_async_callback(_stop_all, learner, managed)
         names = f"{len(clients)} engine{'s' if len(clients) > 1 else ''}"

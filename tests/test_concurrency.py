@@ -1,9 +1,10 @@
 import asyncio
+import threading
 import time
 
 import pytest
 
-from asyncgrpo.concurrency import Severable, deadline, gather_all, root_cause, run_until
+from asyncgrpo.concurrency import Severable, aside, deadline, gather_all, root_cause, run_until
 from asyncgrpo.errors import EngineError, StallError
 
 
@@ -129,3 +130,18 @@ async def test_what_is_severed_ends_with_the_error_and_the_rest_keeps_its_result
     with pytest.raises(ValueError, match="cut"):
         await pending
     assert await severable.run(asyncio.sleep(0, "later")) == "later"
+
+
+async def test_aside_gives_the_result_or_the_error_and_may_be_left_behind() -> None:
+    assert await aside(lambda: threading.current_thread().daemon) is True
+
+    def fails() -> None:
+        raise KeyError("on purpose")
+
+    with pytest.raises(KeyError, match="on purpose"):
+        await aside(fails)
+    gate = threading.Event()
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.05):
+            await aside(gate.wait)
+    gate.set()

@@ -33,8 +33,8 @@ FREE: frozenset[str] = frozenset().union(
     _keys("generation", "request_timeout max_attempts group_timeout max_prompt_failures max_failed_groups"),
     _keys(
         "engines",
-        "urls devices port max_num_seqs gpu_memory_utilization cpu_kv_cache_gib enforce_eager max_concurrent_requests "
-        "health_interval max_restarts startup_timeout control_timeout stop_timeout",
+        "urls api_key_env devices port max_num_seqs gpu_memory_utilization cpu_kv_cache_gib enforce_eager "
+        "max_concurrent_requests health_interval max_restarts startup_timeout control_timeout stop_timeout",
     ),
     _keys("buffer", "stall_timeout"),
     # Epochs count by the steps that they come to.
@@ -42,7 +42,11 @@ FREE: frozenset[str] = frozenset().union(
     _keys("learner", "mode devices token_budget start_timeout step_timeout max_restarts"),
     _keys("weights", "transport shared_memory_dir publish_timeout publish_concurrency probe probe_tolerance"),
     _keys("checkpoint", "save_steps save_minutes save_total_limit keep_every save_timeout"),
-    _keys("observe", "metrics_host metrics_port save_rollouts log_level"),
+    _keys(
+        "observe",
+        "metrics_host metrics_port metrics_token_env save_rollouts rollouts_keep_steps rollouts_max_gib write_timeout "
+        "stall_report_seconds log_level",
+    ),
     _keys(
         "guards",
         "mismatch_action mismatch_nats mismatch_patience reward_collapse_action reward_collapse_fraction "

@@ -16,7 +16,7 @@ import os
 import shutil
 import threading
 from collections.abc import AsyncIterator, Callable, Iterable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple, TypeVar
@@ -31,6 +31,7 @@ from asyncgrpo.checkpoint.names import (
     step_name,
     to_keep,
 )
+from asyncgrpo.concurrency import aside
 from asyncgrpo.errors import CheckpointError, RunFolderError
 from asyncgrpo.observe.files import sync_directory
 
@@ -77,10 +78,14 @@ class CheckpointStore:
     """One writer at a time; who holds the run folder's lock.
 
     keep_last: newest ones that are kept, None for all. keep_every: of steps that this divides, all are kept for ever.
+    linger: seconds that a write which was given up is waited for.
     """
 
-    def __init__(self, folder: Path, *, keep_last: int | None = None, keep_every: int | None = None) -> None:
+    def __init__(
+        self, folder: Path, *, keep_last: int | None = None, keep_every: int | None = None, linger: float = 10.0
+    ) -> None:
         self.folder = folder
+        self._linger = linger
         self._keep_last, self._keep_every = keep_last, keep_every
 
     def steps(self) -> list[int]:
@@ -115,13 +120,15 @@ class CheckpointStore:
         """
         draft = Draft(self, step, incarnation, config_hash)
         try:
-            await _in_thread(draft._make)
+            await draft._in_thread(draft._make)
             yield draft
         except (OSError, RunFolderError) as error:
             raise _cannot_save(step, error) from error
         finally:
             draft._abandoned.set()
-            await asyncio.to_thread(shutil.rmtree, draft.folder, ignore_errors=True)  # gone, once it is committed
+            with suppress(TimeoutError):  # on a disk that hangs; the next start of the run removes it
+                async with asyncio.timeout(self._linger):
+                    await aside(lambda: shutil.rmtree(draft.folder, ignore_errors=True))  # gone, once it is committed
 
     def clear_leftovers(self) -> list[str]:
         """Remove what a killed process was writing or removing; returns the names. For the start of a run."""
@@ -207,14 +214,14 @@ class Draft:
 
     async def run(self, write: Callable[[Path], None]) -> None:
         """Have `write(folder)` run in a thread."""
-        await _in_thread(lambda: write(self.folder), self._abandoned)
+        await self._in_thread(lambda: write(self.folder))
 
     async def commit(self, sync: Iterable[Path] = ()) -> Checkpoint:
         """Make what was filled in the checkpoint of its step, then prune.
 
         sync: files outside that are to be on disk first, as logs whose length is recorded inside.
         """
-        manifest = await _in_thread(lambda: self._commit(list(sync)), self._abandoned)
+        manifest = await self._in_thread(lambda: self._commit(list(sync)))
         return Checkpoint(self._store.folder / step_name(self._step), manifest)
 
     def _make(self) -> None:
@@ -238,24 +245,22 @@ class Draft:
         self._store._prune(self._step)
         return manifest
 
+    async def _in_thread(self, work: Callable[[], T]) -> T:
+        """Its result. A caller that is cancelled waits until the thread has stopped, for it must not write to what the
+        caller then removes; but not for ever: a disk may hang."""
+        task = asyncio.ensure_future(aside(work))
+        try:
+            return await asyncio.shield(task)
+        except asyncio.CancelledError:
+            self._abandoned.set()
+            await asyncio.wait({task}, timeout=self._store._linger)
+            if task.done() and not task.cancelled():
+                task.exception()  # nobody is left to be told
+            raise
+
     def _check_alive(self) -> None:
         if self._abandoned.is_set():
             raise _Abandoned
-
-
-async def _in_thread(work: Callable[[], T], abandoned: threading.Event | None = None) -> T:
-    """Its result. A caller that is cancelled waits until the thread has stopped: it must not write to what the caller
-    then removes."""
-    task = asyncio.ensure_future(asyncio.to_thread(work))
-    try:
-        return await asyncio.shield(task)
-    except asyncio.CancelledError:
-        if abandoned is not None:
-            abandoned.set()
-        await asyncio.wait({task})
-        if not task.cancelled():
-            task.exception()  # nobody is left to be told
-        raise
 
 
 def _sync_file(path: Path) -> None:

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from importlib.metadata import version
 
 from asyncgrpo.cli import config, doctor, plan, replay, train
+from asyncgrpo.config.secrets import masked
 from asyncgrpo.errors import AsyncGRPOError
 
 _OPTIONS = {"-h", "--help", "--version", "--quick", "--json", "--steps", "--resume"}
@@ -25,7 +26,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         code: int = arguments.run(arguments, overrides)
         return code
     except AsyncGRPOError as error:
-        for line in str(error).splitlines():
+        for line in masked(str(error)).splitlines():
             print(f"error: {line}", file=sys.stderr)
         return error.exit_code
     except KeyboardInterrupt:

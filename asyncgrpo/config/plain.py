@@ -23,7 +23,7 @@ def plain(name: str, value: Any) -> Any:
     if isinstance(value, os.PathLike):
         return os.fspath(value)
     if isinstance(value, Section):
-        return value.model_dump(mode="json")
+        return plain(name, value.model_dump())  # not as JSON, which has no secrets
     if isinstance(value, Mapping):
         return {str(key): plain(f"{name}.{key}", inner) for key, inner in value.items()}
     if isinstance(value, list | tuple):

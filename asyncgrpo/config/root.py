@@ -12,6 +12,7 @@ from asyncgrpo.config.guards import GuardsSection
 from asyncgrpo.config.objective import ObjectiveSection
 from asyncgrpo.config.objective_checks import check_objective
 from asyncgrpo.config.replay_checks import check_replay
+from asyncgrpo.config.secrets import masked
 from asyncgrpo.config.section import Section
 from asyncgrpo.config.sections import (
     BufferSection,
@@ -100,7 +101,12 @@ class RunConfig(Section):
             )
         for url in engines.urls:
             if not _is_http(url):
-                raise ValueError(f"engines.urls: {url!r} is not a URL; write http://host:8000")
+                raise ValueError(f"engines.urls: {masked(url)!r} is not a URL; write http://host:8000")
+            if engines.api_key_env is not None and urlsplit(url).username is not None:
+                raise ValueError(
+                    f"engines.urls: {masked(url)!r} has a login, and engines.api_key_env={engines.api_key_env} names a "
+                    "key; a request carries one of them; leave one out"
+                )
         return self
 
     @model_validator(mode="after")

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
+from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, field_serializer
 
 from asyncgrpo.config.objective import ObjectiveSection as ObjectiveSection
+from asyncgrpo.config.secrets import masked
 from asyncgrpo.config.section import AtLeastTiny, Fraction, PathText
 from asyncgrpo.config.section import Section as Section
 from asyncgrpo.types import InFlight
@@ -131,6 +132,8 @@ class GenerationSection(Section):
 class EnginesSection(Section):
     urls: tuple[str, ...] = ()
     """Engines that already run, by base URL, as http://host:8000; those of `devices` are started beside them."""
+    api_key_env: str | None = None
+    """Environment variable with the key that engines want (vLLM's --api-key). Managed ones get it, too."""
     devices: tuple[str, ...] = ("auto",)
     """One managed engine per entry: `cuda:0`, `cuda:0,1` (tensor parallel), `cpu:0-3`, `cpu`, `cpu:auto` or `auto`.
     Left at `[auto]` beside `urls`: none."""
@@ -162,6 +165,11 @@ class EnginesSection(Section):
     """Seconds one control call (health, pause, resume) may take."""
     stop_timeout: Seconds = 20.0
     """Seconds an engine gets to stop before it is killed."""
+
+    @field_serializer("urls", when_used="json")
+    def _without_logins(self, urls: tuple[str, ...]) -> list[str]:
+        """What is written down holds no secrets."""
+        return [masked(url) for url in urls]
 
     @property
     def managed_devices(self) -> tuple[str, ...]:
@@ -295,10 +303,21 @@ class CheckpointSection(Section):
 
 class ObserveSection(Section):
     metrics_host: str = "127.0.0.1"
-    """Address of /metrics."""
+    """Address of /metrics. Others than this machine's own can read what is served at any other."""
+    metrics_token_env: str | None = None
+    """Environment variable with the token that /metrics then wants, as `Authorization: Bearer TOKEN`."""
     metrics_port: Annotated[int, Field(ge=-1, le=65535)] = 0
     """Port of /metrics. 0 picks a free one, -1 turns it off."""
     save_rollouts: bool = True
     """Write every sample to rollouts/*.parquet."""
+    rollouts_keep_steps: PositiveInt | None = None
+    """Rollout files of so many steps stay, the newest; those since the last checkpoint in any case. Absent: all."""
+    rollouts_max_gib: PositiveFloat | None = None
+    """Most that rollout files take, GiB: the oldest go; those since the last checkpoint stay. Absent: any amount."""
+    write_timeout: Seconds = 600.0
+    """Seconds that writing what a step did may take; a disk that hangs for longer ends the run."""
+    stall_report_seconds: Seconds = 600.0
+    """Seconds without a step, a group or a publish after which it is said what is waited for; half of
+    buffer.stall_timeout, if that is less. Ends nothing."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     """Level of logs/orchestrator.log."""

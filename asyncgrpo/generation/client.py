@@ -18,6 +18,7 @@ import aiohttp
 import msgspec
 
 from asyncgrpo.config import RunConfig
+from asyncgrpo.config.secrets import masked, secret_of
 from asyncgrpo.errors import EngineError, EngineSilent, EngineUnavailable
 from asyncgrpo.generation.http import ConnectFailed, Http, tls_of
 from asyncgrpo.generation.load import EngineLoad, generated_tokens, parse_load
@@ -43,6 +44,8 @@ class EngineClient:
         self, url: str, name: str, config: RunConfig, incarnation: str, *, vocab_size: int | None = None
     ) -> None:
         self.url = url.rstrip("/")
+        """As it is reached; not for logs: it may hold a login."""
+        self.shown_url = masked(self.url)
         self.name = name
         self.open_requests = 0
         """Generate requests without an answer yet."""
@@ -51,14 +54,16 @@ class EngineClient:
         self._publish_timeout = config.weights.publish_timeout
         self._incarnation = incarnation
         self._vocab_size = vocab_size
+        self._key = secret_of(config.engines.api_key_env, "engines.api_key_env")
         self._encoder = msgspec.json.Encoder()
 
     async def __aenter__(self) -> Self:
         tls = tls_of(self.url)
-        self._requests = Http(self.url, keepalive=KEEPALIVE_SECONDS, tls=tls)
+        self._requests = Http(self.url, keepalive=KEEPALIVE_SECONDS, tls=tls, key=self._key)
         # A server closes the connection after an unhandled error: control calls never share one.
         self._control = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=0, force_close=True, ssl=tls or True)
+            connector=aiohttp.TCPConnector(limit=0, force_close=True, ssl=tls or True),
+            headers={} if self._key is None else {"Authorization": f"Bearer {self._key}"},
         )
         return self
 
@@ -106,12 +111,12 @@ class EngineClient:
         finally:
             self.open_requests -= 1
         if status >= 300:
-            raise refusal(self.name, self.url, GENERATE, status, bytes(answer))
+            raise refusal(self.name, self.shown_url, GENERATE, status, bytes(answer))
         return parse_completion(answer, request, time.monotonic())
 
     async def _post(self, body: bytes, request_id: str) -> tuple[int, bytes | memoryview]:
         """Status and body of the answer to a generate request. Raises EngineUnavailable when there is none in time."""
-        timeout, what, url = self._generation.request_timeout, f"request {request_id}", self.url + GENERATE
+        timeout, what, url = self._generation.request_timeout, f"request {request_id}", self.shown_url + GENERATE
         try:
             async with asyncio.timeout(timeout):
                 return await self._requests.post(GENERATE, body)
@@ -148,7 +153,7 @@ class EngineClient:
         try:
             return read(text)
         except ValueError as error:
-            raise EngineError(f"engine {self.name} at {self.url}/metrics {error}") from None
+            raise EngineError(f"engine {self.name} at {self.shown_url}/metrics {error}") from None
 
     async def pause(self, in_flight: InFlight = "keep") -> None:
         """Stop sampling until `resume`; requests that come meanwhile wait for it.
@@ -231,12 +236,17 @@ class EngineClient:
         body: Mapping[str, Any] | None = None,
     ) -> bytes:
         """One request, one answer of status 2xx; everything else is raised as the module says."""
-        url = self.url + path
+        url = self.shown_url + path
         data = None if body is None else self._encoder.encode(body)
         headers = {} if data is None else {"Content-Type": "application/json"}
         try:
             async with session.request(
-                method, url, data=data, headers=headers, timeout=aiohttp.ClientTimeout(total=timeout)
+                method,
+                self.url + path,
+                data=data,
+                headers=headers,
+                timeout=aiohttp.ClientTimeout(total=timeout),
+                allow_redirects=False,  # a login or a key goes to nobody else
             ) as response:
                 answer = await response.read()
                 status = response.status
@@ -249,7 +259,7 @@ class EngineClient:
             raise _Dropped(f"engine {self.name} dropped the connection of {what} ({url}): {detail}") from error
         if status < 300:
             return answer
-        raise refusal(self.name, self.url, path, status, answer)
+        raise refusal(self.name, self.shown_url, path, status, answer)
 
 
 class _Dropped(EngineUnavailable):

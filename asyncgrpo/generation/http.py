@@ -27,10 +27,13 @@ class ConnectFailed(ConnectionError):
 class Http:
     """Connections to the server of one base URL. keepalive: seconds an unused connection may still be used after.
 
+    key: sent with every request, in place of a login in the URL.
     tls: what an https URL's certificate is verified with, as `tls_of` gives it; made once, for it reads many files.
     """
 
-    def __init__(self, url: str, *, keepalive: float, tls: ssl.SSLContext | None = None) -> None:
+    def __init__(
+        self, url: str, *, keepalive: float, tls: ssl.SSLContext | None = None, key: str | None = None
+    ) -> None:
         parts = urlsplit(url)
         self._tls = tls
         self._host = parts.hostname or ""
@@ -40,6 +43,8 @@ class Http:
         if parts.username is not None:
             login = f"{unquote(parts.username)}:{unquote(parts.password or '')}"
             self._headers += f"Authorization: Basic {base64.b64encode(login.encode()).decode()}\r\n"
+        if key is not None:
+            self._headers += f"Authorization: Bearer {key}\r\n"
         self._keepalive = keepalive
         self._open: set[Connection] = set()
         self._idle: dict[Connection, float] = {}

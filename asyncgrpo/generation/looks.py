@@ -69,7 +69,7 @@ class Looks:
         given = self._given()
         found = await self._client.weight_version()
         if given is not None and given == self._given() and found != given:
-            name, url = self._client.name, self._client.url
+            name, url = self._client.name, self._client.shown_url
             raise ForeignWeights(f"engine {name} at {url} serves weights {found!r}, and was given {given!r}")
 
     async def _look_at_load(self) -> None:

@@ -43,6 +43,8 @@ def refusal(engine: str, base_url: str, path: str, status: int, answer: bytes) -
     said = f"engine {engine} answered {status} at {base_url}{path}: {server_text(answer)}"
     if status >= 500 or status in TRANSIENT:
         return EngineUnavailable(said)
+    if status == 401:
+        return EngineRejected(f"{said} (it was started with --api-key: name its variable by engines.api_key_env)")
     if status == 403 and path == GENERATE:
         return EngineRejected(f"{said} (start vLLM with --enable-scale-out)")
     if status == 404 and path not in ALWAYS_THERE:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from asyncgrpo.config import RunConfig
 from asyncgrpo.config.devices import cores_of, gpu_environment, gpus_of
+from asyncgrpo.config.secrets import secret_of
 from asyncgrpo.errors import ConfigError
 from asyncgrpo.generation.hf_overrides import with_float32_head
 
@@ -117,6 +118,7 @@ def vllm_environment(config: RunConfig, device: str, ours: Mapping[str, str]) ->
         "VLLM_SERVER_DEV_MODE": "1",  # opens pause, resume and weight transfer; the server listens on loopback only
         "VLLM_NO_USAGE_STATS": "1",
         "VLLM_LOGGING_COLOR": "0",
+        "VLLM_API_KEY": secret_of(config.engines.api_key_env, "engines.api_key_env", ours) or "",  # "": none
         "PYTHONUNBUFFERED": "1",
         "PYTHONSAFEPATH": "1",  # like -P, for the Python processes that vLLM starts
     }

@@ -70,7 +70,7 @@ def settings_faults(client: EngineClient, info: Mapping[str, Any], config: RunCo
         ("--max-model-len", longest, f"at least {needed}", longest >= needed),
     )
     return [
-        f"engine {client.name} at {client.url} runs with {flag} {found}, and the run needs {wanted}"
+        f"engine {client.name} at {client.shown_url} runs with {flag} {found}, and the run needs {wanted}"
         for flag, found, wanted, fits in checks
         if not fits
     ]

@@ -14,6 +14,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TextIO
 
+from asyncgrpo.config.secrets import masked
 from asyncgrpo.observe.files import write_error
 
 __all__ = ["log_context", "log_tail", "setup_logging"]
@@ -97,6 +98,10 @@ class _Formatter(logging.Formatter):
 
     def __init__(self) -> None:
         super().__init__("%(asctime)s %(levelname)s step=%(step)s version=%(version)s %(name)s: %(message)s")
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Without the logins of URLs, which whole tracebacks may quote."""
+        return masked(super().format(record))
 
     def formatTime(self, record: logging.LogRecord, datefmt: str | None = None) -> str:
         return f"{datetime.fromtimestamp(record.created, UTC):%Y-%m-%dT%H:%M:%S}.{int(record.msecs):03d}Z"

@@ -22,6 +22,7 @@ from rich.live import Live
 from rich.spinner import Spinner
 from rich.text import Text
 
+from asyncgrpo.config.secrets import masked
 from asyncgrpo.observe.metrics import StepRecord
 
 logger = logging.getLogger(__name__)
@@ -157,7 +158,7 @@ class Progress:
     def _text(self, text: str) -> Text:
         """What the stream's encoding has no sign for must not end a run."""
         encoding = self._stream.encoding or "utf-8"
-        return Text(text.encode(encoding, errors="replace").decode(encoding))
+        return Text(masked(text).encode(encoding, errors="replace").decode(encoding))
 
 
 def format_step(record: StepRecord, target_steps: int) -> str:

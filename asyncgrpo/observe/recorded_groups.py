@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from asyncgrpo.errors import RunFolderError
-from asyncgrpo.observe.recorder import rollout_file
+from asyncgrpo.observe.recorder import rollout_file, step_of_rollouts
 from asyncgrpo.observe.run_folder import RunFolder
 from asyncgrpo.types import Completion, Group, Prompt, Sample
 
@@ -24,13 +24,30 @@ Row = Mapping[str, Any]
 
 
 def recorded_steps(folder: RunFolder) -> list[int]:
-    """Steps whose rollouts are there, without a gap from the first. Raises RunFolderError when step 1 is not."""
+    """Steps whose rollouts are there, without a gap from the first. Raises RunFolderError when step 1 is not, which
+    says what is."""
     steps: list[int] = []
     while rollout_file(folder, len(steps) + 1).is_file():
         steps.append(len(steps) + 1)
     if not steps:
-        raise RunFolderError(f"{rollout_file(folder, 1)} is not there; the run needs observe.save_rollouts=true")
+        raise _first_is_missing(folder)
     return steps
+
+
+def _first_is_missing(folder: RunFolder) -> RunFolderError:
+    there = [step for path in folder.rollouts_dir.glob("step_*.parquet") if (step := step_of_rollouts(path))]
+    if not there:
+        return RunFolderError(f"{rollout_file(folder, 1)} is not there; the run needs observe.save_rollouts=true")
+    first, last = min(there), max(there)
+    return RunFolderError(
+        f"{folder.path} has rollouts of {_steps(first, last)} only; those of {_steps(1, first - 1)} were removed "
+        "(observe.rollouts_keep_steps, observe.rollouts_max_gib), and training anew begins with step 1; a run that "
+        "shall be trained again needs both left out"
+    )
+
+
+def _steps(first: int, last: int) -> str:
+    return f"step {first}" if first == last else f"steps {first} to {last}"
 
 
 def read_trained_groups(folder: RunFolder, step: int) -> list[Group]:

@@ -140,6 +140,11 @@ class RunFolder:
         return self.logs_dir / "orchestrator.log"
 
     @property
+    def stalls_file(self) -> Path:
+        """Stacks of all tasks and threads, whenever nothing had moved for a while."""
+        return self.logs_dir / "stalls.log"
+
+    @property
     def model_dir(self) -> Path:
         return self.path / "final_model"
 

@@ -11,12 +11,11 @@ import asyncio
 import contextvars
 import functools
 import inspect
-import os
 import threading
 from collections.abc import Awaitable, Callable
-from queue import SimpleQueue
 from typing import Any
 
+from asyncgrpo.concurrency import start_job
 from asyncgrpo.rewards.texts import said
 
 
@@ -46,8 +45,7 @@ async def call_in_thread(function: Callable[[], Any]) -> Any:
         except RuntimeError:  # the loop is closed: nobody waits any more
             close_unstarted(result)
 
-    worker = _idle.pop() if _idle else _Worker()
-    worker.put(run)
+    start_job(run)
     return _unpack(*await done)
 
 
@@ -69,28 +67,6 @@ async def await_aside(awaitable: Awaitable[Any]) -> Any:
         return _unpack(*await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(outcome(), loop)))
     finally:
         loop.call_soon_threadsafe(close_unstarted, awaitable)
-
-
-class _Worker:
-    """A thread that does one job after the other."""
-
-    def __init__(self) -> None:
-        self._jobs: SimpleQueue[Callable[[], None]] = SimpleQueue()
-        threading.Thread(target=self._work, name="reward", daemon=True).start()
-
-    def put(self, job: Callable[[], None]) -> None:
-        """Only for one that is idle."""
-        self._jobs.put(job)
-
-    def _work(self) -> None:
-        while True:
-            self._jobs.get()()
-            _idle.append(self)
-
-
-_idle: list[_Worker] = []
-"""The one that was busy last is last: as many are in use as calls run at once."""
-os.register_at_fork(after_in_child=_idle.clear)  # a forked process has none of the threads
 
 
 def close_unstarted(result: Any) -> None:

@@ -6,8 +6,9 @@ or as a process in place of vLLM's (further arguments of vLLM are accepted and i
 
     python -m asyncgrpo.testing.fake_engine --model FOLDER --port 8000
 
-It samples from a tiny model and answers with true log-probabilities, records every request, and fails as its FaultPlan
-says. What is known to differ: there is no KV cache, so nothing is ever computed from stale keys.
+It samples from a tiny model and answers with true log-probabilities, records every request (a process does not: it may
+run for days, and prints the faults instead), and fails as its FaultPlan says. What is known to differ: there is no KV
+cache, so nothing is ever computed from stale keys.
 """
 
 from __future__ import annotations
@@ -32,12 +33,16 @@ from asyncgrpo.testing.fake_routes import Call, Routes, never
 from asyncgrpo.testing.faults import GENERATE, Fault, FaultPlan, plan_from_json
 from asyncgrpo.weights.vllm_plugin import BACKEND
 
+GUARDED = ("/v1", "/v2", "/inference", "/cohere")
+"""Routes that vLLM's --api-key guards. The control routes are not among them."""
+
 
 class FakeEngine:
     """script: tokens to "sample" instead of random ones. token_seconds: pause after every step. seed: of the sampling;
     a request with the same id, prompt and weights gives the same completion. scale_out, dev_mode: as vLLM's settings
     of that name. raw_logprobs: as with `--logprobs-mode raw_logprobs`. kv_blocks: size of the KV cache, as with
     `--num-gpu-blocks-override`; requests that outgrow it are preempted. on_death: what the fault "die" does.
+    records: keep requests and answers, for tests to look at. api_key: as vLLM's; it guards what vLLM guards with it.
     """
 
     def __init__(
@@ -59,6 +64,8 @@ class FakeEngine:
         host: str = "127.0.0.1",
         port: int = 0,
         on_death: Callable[[], None] | None = None,
+        records: bool = True,
+        api_key: str | None = None,
     ) -> None:
         self.model = FakeModel(folder, raw_logprobs=raw_logprobs)
         self.model.hf_overrides = dict(hf_overrides or {})
@@ -79,6 +86,8 @@ class FakeEngine:
         )
         self._scale_out, self._dev_mode = scale_out, dev_mode
         self._on_death = on_death or self.close_sockets
+        self._records = records
+        self._api_key = api_key
 
     @property
     def url(self) -> str:
@@ -119,13 +128,19 @@ class FakeEngine:
 
     async def _handle(self, request: web.Request) -> web.Response:
         """Records the request, applies faults, and turns failures into the answers that vLLM gives."""
+        is_guarded = self._api_key and request.path.startswith(GUARDED)
+        if is_guarded and request.headers.get("Authorization") != f"Bearer {self._api_key}":
+            return web.json_response({"error": "Unauthorized"}, status=401)
         try:
             body = await request.json() if request.can_read_body else {}
         except json.JSONDecodeError as error:
             return fake_answers.error(400, f"JSON decode error: {error}")
         fault = self.faults.take(request.path, body)
         call = Call(request.path, dict(request.query), body, time.monotonic(), fault)
-        self.requests.append(call)
+        if self._records:
+            self.requests.append(call)
+        elif fault is not None:
+            print(f"fault {fault.kind} on {request.path}", flush=True)
         if fault is not None and (answer := await self._misbehave(fault, request)) is not None:
             return answer
         handler = self._routes.get((request.method, request.path))
@@ -133,7 +148,7 @@ class FakeEngine:
             return web.json_response({"error": {"message": "Not Found", "type": "NotFoundError"}}, status=404)
         try:
             response = await handler(call)
-            if request.path == GENERATE:
+            if request.path == GENERATE and self._records:
                 self.answers[body["request_id"]] = json.loads(response.text or "")
             if fault is not None and fault.kind == "lost_answer":
                 await _hang_up(request)
@@ -175,7 +190,7 @@ async def _serve(arguments: argparse.Namespace) -> None:
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     engine = FakeEngine(
         arguments.model,
-        faults=plan_from_json(arguments.faults),
+        faults=plan_from_json(arguments.faults, os.getpid()),  # a restart shall not fail at the same requests again
         token_seconds=arguments.token_seconds,
         max_num_seqs=arguments.max_num_seqs,
         max_model_len=arguments.max_model_len,
@@ -189,6 +204,8 @@ async def _serve(arguments: argparse.Namespace) -> None:
         host=arguments.host,
         port=arguments.port,
         on_death=lambda: os._exit(1),
+        records=False,
+        api_key=os.environ.get("VLLM_API_KEY"),
     )
     async with engine:
         print(f"fake engine at {engine.url}", flush=True)

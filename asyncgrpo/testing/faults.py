@@ -6,6 +6,7 @@ FaultPlan(Fault("status", nth=(0, 1), status=503), Fault("ignore", on=UPDATE))
 from __future__ import annotations
 
 import json
+import random
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -52,6 +53,7 @@ class Fault:
     """One thing that goes wrong.
 
     on: route. nth: which requests of that route, counted from 0; None: all. match: further condition on the body.
+    chance: share of these requests that meet it, drawn at random.
     """
 
     kind: Kind
@@ -61,13 +63,18 @@ class Fault:
     status: int = 500
     text: str = "injected failure"
     seconds: float = 0.0
+    chance: float = 1.0
 
 
 class FaultPlan:
-    """Counts requests per route and says which fault, if any, the next one meets. The first that fits wins."""
+    """Counts requests per route and says which fault, if any, the next one meets. The first that fits wins.
 
-    def __init__(self, *faults: Fault) -> None:
+    seed: of what faults with a `chance` draw.
+    """
+
+    def __init__(self, *faults: Fault, seed: int = 0) -> None:
         self._faults = faults
+        self._random = random.Random(seed)
         self._seen: Counter[str] = Counter()
 
     def take(self, path: str, body: Mapping[str, Any]) -> Fault | None:
@@ -79,15 +86,17 @@ class FaultPlan:
                 fault.on == path
                 and (fault.nth is None or number in fault.nth)
                 and (fault.match is None or fault.match(body))
+                and (fault.chance >= 1.0 or self._random.random() < fault.chance)
             ):
                 return fault
         return None
 
 
-def plan_from_json(text: str) -> FaultPlan:
+def plan_from_json(text: str, seed: int = 0) -> FaultPlan:
     """`[{"kind": "die", "nth": [3]}]`, as given on the fake engine's command line."""
     return FaultPlan(
-        *(Fault(**{**entry, "nth": tuple(entry["nth"]) if entry.get("nth") else None}) for entry in json.loads(text))
+        *(Fault(**{**entry, "nth": tuple(entry["nth"]) if entry.get("nth") else None}) for entry in json.loads(text)),
+        seed=seed,
     )
 
 

@@ -9,6 +9,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -221,6 +222,17 @@ async def test_later_ones_are_set_aside_by_a_resume_and_go_once_they_are_outdone
     await save(store, 8)
     assert names(store) == ["step-00000004", "step-00000008", "step-00000012.rewound-1"]
     assert store.set_aside_after(8) == []
+
+
+async def test_a_disk_that_hangs_holds_up_neither_the_deadline_nor_the_next_one(tmp_path: Path) -> None:
+    store, gate = CheckpointStore(tmp_path / "checkpoints", linger=0.1), threading.Event()
+    await save(store, 1)
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.2), store.writing(2, incarnation="1a2b3c4d.0", config_hash="c") as draft:
+            await draft.run(lambda folder: gate.wait() and None)
+    await save(store, 3)
+    assert store.steps() == [3, 1]
+    gate.set()
 
 
 async def test_a_cancelled_commit_leaves_nothing(tmp_path: Path) -> None:

@@ -57,3 +57,25 @@ async def test_foreign_address_is_named() -> None:
     with pytest.raises(ConfigError, match=r"observe\.metrics_host=192\.0\.2\.1"):
         async with asyncio.timeout(10), MetricsServer(registry(), "192.0.2.1", 0):
             pass
+
+
+async def test_a_token_is_wanted_if_there_is_one() -> None:
+    async with asyncio.timeout(10), MetricsServer(registry(), "127.0.0.1", 0, "s3cret") as server:
+        assert (await get(f"{server.url}/metrics"))[0] == 401
+        assert await get(f"{server.url}/healthz") == (200, "ok\n")
+        async with aiohttp.ClientSession() as session:
+            for header, status in (("Bearer s3cret", 200), ("Bearer other", 401), ("Basic s3cret", 401)):
+                async with session.get(f"{server.url}/metrics", headers={"Authorization": header}) as response:
+                    assert response.status == status
+                    assert "s3cret" not in await response.text()
+
+
+async def test_who_listens_elsewhere_without_a_token_is_told() -> None:
+    for host, token, is_open in (
+        ("127.0.0.1", None, False),
+        ("localhost", None, False),
+        ("0.0.0.0", None, True),
+        ("0.0.0.0", "s3cret", False),
+    ):
+        async with asyncio.timeout(10), MetricsServer(registry(), host, 0, token) as server:
+            assert server.is_open is is_open, host

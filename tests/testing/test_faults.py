@@ -21,3 +21,12 @@ def test_a_plan_can_be_written_as_json() -> None:
 @pytest.mark.parametrize("kind", ["status", "slow", "ignore"])
 def test_other_faults_leave_an_answer_alone(kind: Kind) -> None:
     assert spoil({"choices": [{"token_ids": [1]}]}, kind) == {"choices": [{"token_ids": [1]}]}
+
+
+def test_a_fault_may_be_left_to_chance() -> None:
+    plan = FaultPlan(Fault("hang", chance=0.25), Fault("status", on=UPDATE, chance=0.0), seed=1)
+    met = [plan.take(GENERATE, {}) is not None for _ in range(400)]
+    assert 60 < sum(met) < 140
+    assert plan.take(UPDATE, {}) is None
+    again = FaultPlan(Fault("hang", chance=0.25), seed=1)
+    assert [again.take(GENERATE, {}) is not None for _ in range(400)] == met

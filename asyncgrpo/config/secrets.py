@@ -1,0 +1,49 @@
+"""Keeps secrets out of what is written down: logins in URLs are masked, keys are named in settings and never given."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable, Mapping
+from urllib.parse import urlsplit
+
+from asyncgrpo.errors import ConfigError
+
+__all__ = ["MASK", "check_logins", "masked", "secret_of"]
+
+MASK = "***"
+_LOGIN = re.compile(r"(\b[a-z][a-z0-9+.-]*://)[^/?#\s'\"]+@", re.IGNORECASE)
+_PARAMETER = re.compile(r"([?&](?:[\w-]*(?:token|key|secret|password|signature))=)[^&#\s'\"]+", re.IGNORECASE)
+
+
+def masked(text: str) -> str:
+    """The text with the logins of its URLs, and parameters of theirs that are called like secrets, replaced by `***`.
+
+    Example: `http://user:word@host:8000/x?api_key=1` becomes `http://***@host:8000/x?api_key=***`.
+    """
+    return _PARAMETER.sub(rf"\g<1>{MASK}", _LOGIN.sub(rf"\g<1>{MASK}@", text))
+
+
+def check_logins(urls: Iterable[str]) -> None:
+    """Raises ConfigError for a URL that comes from where it was written down, and so has no login any more."""
+    for url in urls:
+        if urlsplit(url).username == MASK:
+            raise ConfigError(
+                f"engines.urls: the login in {url!r} was masked when it was saved; write it out, or name a key by "
+                "engines.api_key_env"
+            )
+
+
+def secret_of(variable: str | None, setting: str, environment: Mapping[str, str] | None = None) -> str | None:
+    """Value of the environment variable that a setting names; None if it names none.
+
+    Raises ConfigError for a variable that is not set, or holds what cannot stand in a header of HTTP.
+    """
+    if variable is None:
+        return None
+    value = (os.environ if environment is None else environment).get(variable, "")
+    if not value:
+        raise ConfigError(f"{setting}={variable}: that environment variable is not set; export it, or name another")
+    if not value.isascii() or not value.isprintable() or value != value.strip():
+        raise ConfigError(f"{setting}={variable}: that environment variable holds blanks, line ends or non-ASCII text")
+    return value
