@@ -17,17 +17,23 @@ import contextlib
 import ctypes
 import functools
 import os
+import re
 import select
 import shutil
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterable
 from pathlib import Path
 
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 POLL_SECONDS = 0.1
-TRACKER_SECONDS = 1.0
+REMOVE_SECONDS = 5.0
+TRACKER_SECONDS = 10.0
+"""For Python's resource tracker, which ends by itself once those whose shared memory it keeps have ended."""
+SHARED = re.compile(r"/dev/shm/(?:psm_|sem\.mp-)\S+")
+"""Shared memory and semaphores of Python's multiprocessing, as /proc/PID/maps names them."""
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
@@ -74,7 +80,11 @@ def signal_all(pids: list[int], number: int) -> None:
 
 
 def end_everything(child: subprocess.Popen[bytes] | None, grace: float) -> None:
-    """SIGTERM to the command, then to what it leaves behind; SIGKILL to whatever remains after `grace` seconds."""
+    """SIGTERM to the command, then to what it leaves behind; SIGKILL to whatever remains after `grace` seconds.
+
+    Takes at most half of that longer (a second if that is more) for the tracker, and leaves no shared memory that only they used.
+    """
+    shared = shared_files(descendants(os.getpid()))
     if child is not None and child.poll() is None:
         child.terminate()
     orphans_asked = False
@@ -85,8 +95,9 @@ def end_everything(child: subprocess.Popen[bytes] | None, grace: float) -> None:
             orphans_asked = True
         reap(child)
         time.sleep(POLL_SECONDS / 2)
+    shared |= shared_files(remaining)
     signal_all([pid for pid in descendants(os.getpid()) if not is_resource_tracker(pid)], signal.SIGKILL)
-    until = time.monotonic() + TRACKER_SECONDS
+    until = time.monotonic() + max(1.0, min(TRACKER_SECONDS, grace / 2))
     while descendants(os.getpid()) and time.monotonic() < until:
         reap(child)
         time.sleep(POLL_SECONDS / 2)
@@ -94,6 +105,26 @@ def end_everything(child: subprocess.Popen[bytes] | None, grace: float) -> None:
         signal_all(remaining, signal.SIGKILL)
         time.sleep(POLL_SECONDS / 2)
     reap(child)
+    unlink_unused(shared)
+
+
+def shared_files(pids: Iterable[int]) -> set[str]:
+    """Multiprocessing's shared memory that these processes have mapped."""
+    found: set[str] = set()
+    for pid in pids:
+        with contextlib.suppress(OSError):  # it has ended, or is another user's
+            found.update(SHARED.findall(Path(f"/proc/{pid}/maps").read_text()))
+    return found
+
+
+def unlink_unused(files: set[str]) -> None:
+    """The last resort, where the tracker was too slow or was killed itself. What anybody still maps stays."""
+    if not any(map(os.path.exists, files)):
+        return
+    used = shared_files(int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit())
+    for file in files - used:
+        with contextlib.suppress(OSError):
+            os.unlink(file)
 
 
 def is_resource_tracker(pid: int) -> bool:
@@ -112,6 +143,16 @@ def reap(child: subprocess.Popen[bytes] | None) -> None:
                 child.poll()
             else:
                 os.waitpid(ended.si_pid, os.WNOHANG)
+
+
+def remove(folder: str) -> None:
+    """Again, as long as somebody who is about to end still writes into it."""
+    until = time.monotonic() + REMOVE_SECONDS
+    while True:
+        shutil.rmtree(folder, ignore_errors=True)
+        if not os.path.exists(folder) or time.monotonic() > until:
+            return
+        time.sleep(POLL_SECONDS)
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -141,7 +182,7 @@ def main(argv: list[str] | None = None) -> int:
         stopping = stopping or bool(readable) or os.getppid() != args.parent
     end_everything(child, args.grace)
     for folder in args.remove:
-        shutil.rmtree(folder, ignore_errors=True)
+        remove(folder)
     if child is None or child.returncode is None:
         return 0
     return child.returncode if child.returncode >= 0 else 128 - child.returncode
