@@ -24,7 +24,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from pathlib import Path
 
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
@@ -32,8 +32,9 @@ POLL_SECONDS = 0.1
 REMOVE_SECONDS = 5.0
 TRACKER_SECONDS = 10.0
 """For Python's resource tracker, which ends by itself once those whose shared memory it keeps have ended."""
-SHARED = re.compile(r"/dev/shm/(?:psm_|sem\.mp-)\S+")
-"""Shared memory and semaphores of Python's multiprocessing, as /proc/PID/maps names them."""
+SHARED_MEMORY = Path("/dev/shm")
+MAPPED = re.compile(rf"(\d+) +{SHARED_MEMORY}/")
+"""The inode of what lies there, in a line of /proc/PID/maps."""
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
@@ -84,7 +85,7 @@ def end_everything(child: subprocess.Popen[bytes] | None, grace: float) -> None:
 
     Takes at most half of that longer (a second if that is more) for the tracker, and leaves no shared memory that only they used.
     """
-    shared = shared_files(descendants(os.getpid()))
+    shared = shared_memory_of(descendants(os.getpid()))
     if child is not None and child.poll() is None:
         child.terminate()
     orphans_asked = False
@@ -95,7 +96,7 @@ def end_everything(child: subprocess.Popen[bytes] | None, grace: float) -> None:
             orphans_asked = True
         reap(child)
         time.sleep(POLL_SECONDS / 2)
-    shared |= shared_files(remaining)
+    shared |= shared_memory_of(remaining)
     signal_all([pid for pid in descendants(os.getpid()) if not is_resource_tracker(pid)], signal.SIGKILL)
     until = time.monotonic() + max(1.0, min(TRACKER_SECONDS, grace / 2))
     while descendants(os.getpid()) and time.monotonic() < until:
@@ -108,23 +109,33 @@ def end_everything(child: subprocess.Popen[bytes] | None, grace: float) -> None:
     unlink_unused(shared)
 
 
-def shared_files(pids: Iterable[int]) -> set[str]:
-    """Multiprocessing's shared memory that these processes have mapped."""
-    found: set[str] = set()
+def shared_memory_of(pids: Iterable[int]) -> set[int]:
+    """Inodes of the files in memory that these processes have mapped. Not names: a semaphore is made under another."""
+    found: set[int] = set()
     for pid in pids:
         with contextlib.suppress(OSError):  # it has ended, or is another user's
-            found.update(SHARED.findall(Path(f"/proc/{pid}/maps").read_text()))
+            found.update(map(int, MAPPED.findall(Path(f"/proc/{pid}/maps").read_text())))
     return found
 
 
-def unlink_unused(files: set[str]) -> None:
-    """The last resort, where the tracker was too slow or was killed itself. What anybody still maps stays."""
-    if not any(map(os.path.exists, files)):
-        return
-    used = shared_files(int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit())
-    for file in files - used:
+def left_shared(inodes: Container[int]) -> list[Path]:
+    """Shared memory and semaphores of Python's multiprocessing among them that still have a name."""
+    left = []
+    for path in SHARED_MEMORY.iterdir():
         with contextlib.suppress(OSError):
-            os.unlink(file)
+            if path.name.startswith(("psm_", "sem.mp-")) and path.stat().st_ino in inodes:
+                left.append(path)
+    return left
+
+
+def unlink_unused(inodes: set[int]) -> None:
+    """The last resort, where the tracker was too slow or was killed itself. What anybody still maps stays."""
+    if not inodes or not left_shared(inodes):
+        return
+    used = shared_memory_of(int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit())
+    for path in left_shared(inodes - used):
+        with contextlib.suppress(OSError):
+            path.unlink()
 
 
 def is_resource_tracker(pid: int) -> bool:

@@ -1,4 +1,5 @@
 import asyncio
+import inspect
 import time
 
 import pytest
@@ -129,3 +130,14 @@ async def test_what_is_severed_ends_with_the_error_and_the_rest_keeps_its_result
     with pytest.raises(ValueError, match="cut"):
         await pending
     assert await severable.run(asyncio.sleep(0, "later")) == "later"
+
+
+async def test_a_goal_that_is_reached_at_once_leaves_no_service_waiting_to_begin() -> None:
+    """Or Python warns of a coroutine that nobody awaited."""
+
+    async def at_once() -> int:
+        return 3
+
+    service = asyncio.sleep(1000)
+    assert await run_until(at_once(), service) == 3
+    assert inspect.getcoroutinestate(service) == inspect.CORO_CLOSED

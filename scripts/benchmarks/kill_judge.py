@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import json
-import os
 import socket
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import psutil
 from safetensors.numpy import load_file
 
 from asyncgrpo.config.loading import load_config
-from asyncgrpo.guardian import shared_files
+from asyncgrpo.guardian import left_shared
 from asyncgrpo.observe.ledger_file import read_ledger
 from asyncgrpo.observe.recorder import read_metrics
 from asyncgrpo.observe.run_folder import RunFolder
@@ -82,15 +80,10 @@ def _differences(folder: Path, steps: int) -> Iterator[str]:
         yield "the final model"
 
 
-def shared_memory_of(processes: Iterable[psutil.Process]) -> set[str]:
-    """Files of multiprocessing in /dev/shm that these have mapped."""
-    return shared_files(process.pid for process in processes)
-
-
-def left_behind(folder: Path, port: int, engines: int, shared: Iterable[str]) -> list[str]:
-    """Once no process of a start lives any more: files outside the run's folder, and ports that are still taken."""
+def left_behind(folder: Path, port: int, engines: int, shared: set[int]) -> list[str]:
+    """Once no process of a start lives any more, `shared` being inodes of what it had mapped in memory: files outside the run's folder, and ports that are still taken."""
     left = [str(path) for name in ("shm", "tmp") for path in (folder / name).iterdir()]
-    left += [path for path in shared if os.path.exists(path)]
+    left += map(str, left_shared(shared))
     return left + [f"port {each}" for each in range(port, port + engines) if not _is_free(each)]
 
 

@@ -47,11 +47,12 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-from kill_judge import judge, left_behind, shared_memory_of
+from kill_judge import judge, left_behind
 from kill_moments import FATAL, MARK, Moment, Stage, draw, is_of_snapshots, kill, processes
 from shared import this_checkout
 
 from asyncgrpo.errors import AsyncGRPOError
+from asyncgrpo.guardian import shared_memory_of
 from asyncgrpo.testing.tiny import make_tiny_model
 
 FAKE_ENGINE = "asyncgrpo.testing.fake_engine"
@@ -240,8 +241,8 @@ class Start:
 
     def __init__(self, campaign: Campaign, folder: Path) -> None:
         self.folder = folder
-        self.shared: set[str] = set()
-        """Files of multiprocessing that its processes had."""
+        self.shared: set[int] = set()
+        """Inodes of what its processes had mapped in memory."""
         self.lost_snapshots_guardian = False
         self._campaign = campaign
         self._output = folder / "output.txt"
@@ -291,7 +292,7 @@ class Start:
     def _kill(self, moment: Moment, seconds: float) -> str | None:
         """What was killed, if it had not just ended."""
         campaign = self._campaign
-        self.shared |= shared_memory_of(processes(campaign._mark))
+        self.shared |= shared_memory_of(process.pid for process in processes(campaign._mark))
         if moment.target == "guardian":  # which one is told while it lives
             of_snapshots = {process for process in processes(campaign._mark) if is_of_snapshots(process)}
         else:
