@@ -128,9 +128,9 @@ class LearnerClient:
         await self._first(Message("save_model", {"directory": directory}))
 
     @property
-    def has_died(self) -> bool:
-        """The process of a rank has ended; `restart` mends that."""
-        return any(rank.failure is not None for rank in self._ranks)
+    def is_lost(self) -> bool:
+        """The process of a rank has ended, or missed the deadline of a call; `restart` mends that."""
+        return any(rank.failure is not None or rank.is_late for rank in self._ranks)
 
     async def watch(self) -> None:
         """Return never; raise LearnerError as soon as a rank's process ends, even if nobody has asked it anything."""
