@@ -83,7 +83,7 @@ def signal_all(pids: list[int], number: int) -> None:
 def end_everything(child: subprocess.Popen[bytes] | None, grace: float) -> None:
     """SIGTERM to the command, then to what it leaves behind; SIGKILL to whatever remains after `grace` seconds.
 
-    Takes at most half of that longer (a second if that is more) for the tracker, and leaves no shared memory that only they used.
+    The tracker gets half of that on top, or a second if that is more. No shared memory stays that only they used.
     """
     shared = shared_memory_of(descendants(os.getpid()))
     if child is not None and child.poll() is None:

@@ -28,8 +28,8 @@ class RunSection(Section):
     output_dir: str = "runs/run"
     """Folder of this run: configuration, metrics, rollouts, logs, checkpoints, final model."""
     resume: Literal["auto", "must", "never"] = "auto"
-    """Go on from the checkpoint in output_dir if there is one (`auto`), or refuse a folder without (`must`) or with
-    one (`never`)."""
+    """Go on from the checkpoint in output_dir if there is one, and begin anew if the run there was cut off before its
+    first (`auto`); or refuse a folder without one (`must`), or with anything in it (`never`)."""
     allow_changes: bool = False
     """Resume although settings that change what is trained are other than the checkpoint's."""
     seed: NonNegativeInt = 42

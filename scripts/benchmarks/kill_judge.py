@@ -81,7 +81,10 @@ def _differences(folder: Path, steps: int) -> Iterator[str]:
 
 
 def left_behind(folder: Path, port: int, engines: int, shared: set[int]) -> list[str]:
-    """Once no process of a start lives any more, `shared` being inodes of what it had mapped in memory: files outside the run's folder, and ports that are still taken."""
+    """Once no process of a start lives any more: files outside the run's folder, and ports that are still taken.
+
+    shared: inodes of what its processes had mapped in memory.
+    """
     left = [str(path) for name in ("shm", "tmp") for path in (folder / name).iterdir()]
     left += map(str, left_shared(shared))
     return left + [f"port {each}" for each in range(port, port + engines) if not _is_free(each)]

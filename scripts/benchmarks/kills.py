@@ -207,7 +207,9 @@ class Campaign:
             (folder / name).mkdir(parents=True)
         rows = [{"prompt": f"prompt {number}"} for number in range(20)]
         (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-        (folder / "reward.py").write_text("def mean(completion_ids):\n    return [sum(c) / 1e4 for c in completion_ids]\n")
+        (folder / "reward.py").write_text(
+            "def mean(completion_ids):\n    return [sum(c) / 1e4 for c in completion_ids]\n"
+        )
         (folder / "run.yaml").write_text(json.dumps(self._config(folder)))  # JSON is YAML
 
     def _config(self, folder: Path) -> dict[str, Any]:
