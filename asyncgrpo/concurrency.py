@@ -46,6 +46,9 @@ async def run_until(goal: Coroutine[Any, Any, T], *services: Coroutine[Any, Any,
     except BaseExceptionGroup as failures:
         cause = root_cause(in_order[0] if in_order else failures)
         raise cause from cause.__cause__  # the error as it was raised, with its own cause
+    finally:
+        for service in services:
+            service.close()  # one that never began, because the goal was reached at once
 
 
 def root_cause(error: BaseException) -> BaseException:

@@ -17,17 +17,24 @@ import contextlib
 import ctypes
 import functools
 import os
+import re
 import select
 import shutil
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Container, Iterable
 from pathlib import Path
 
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 POLL_SECONDS = 0.1
-TRACKER_SECONDS = 1.0
+REMOVE_SECONDS = 5.0
+TRACKER_SECONDS = 10.0
+"""For Python's resource tracker, which ends by itself once those whose shared memory it keeps have ended."""
+SHARED_MEMORY = Path("/dev/shm")
+MAPPED = re.compile(rf"(\d+) +{SHARED_MEMORY}/")
+"""The inode of what lies there, in a line of /proc/PID/maps."""
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
@@ -74,7 +81,11 @@ def signal_all(pids: list[int], number: int) -> None:
 
 
 def end_everything(child: subprocess.Popen[bytes] | None, grace: float) -> None:
-    """SIGTERM to the command, then to what it leaves behind; SIGKILL to whatever remains after `grace` seconds."""
+    """SIGTERM to the command, then to what it leaves behind; SIGKILL to whatever remains after `grace` seconds.
+
+    The tracker gets half of that on top, or a second if that is more. No shared memory stays that only they used.
+    """
+    shared = shared_memory_of(descendants(os.getpid()))
     if child is not None and child.poll() is None:
         child.terminate()
     orphans_asked = False
@@ -85,8 +96,9 @@ def end_everything(child: subprocess.Popen[bytes] | None, grace: float) -> None:
             orphans_asked = True
         reap(child)
         time.sleep(POLL_SECONDS / 2)
+    shared |= shared_memory_of(remaining)
     signal_all([pid for pid in descendants(os.getpid()) if not is_resource_tracker(pid)], signal.SIGKILL)
-    until = time.monotonic() + TRACKER_SECONDS
+    until = time.monotonic() + max(1.0, min(TRACKER_SECONDS, grace / 2))
     while descendants(os.getpid()) and time.monotonic() < until:
         reap(child)
         time.sleep(POLL_SECONDS / 2)
@@ -94,6 +106,36 @@ def end_everything(child: subprocess.Popen[bytes] | None, grace: float) -> None:
         signal_all(remaining, signal.SIGKILL)
         time.sleep(POLL_SECONDS / 2)
     reap(child)
+    unlink_unused(shared)
+
+
+def shared_memory_of(pids: Iterable[int]) -> set[int]:
+    """Inodes of the files in memory that these processes have mapped. Not names: a semaphore is made under another."""
+    found: set[int] = set()
+    for pid in pids:
+        with contextlib.suppress(OSError):  # it has ended, or is another user's
+            found.update(map(int, MAPPED.findall(Path(f"/proc/{pid}/maps").read_text())))
+    return found
+
+
+def left_shared(inodes: Container[int]) -> list[Path]:
+    """Shared memory and semaphores of Python's multiprocessing among them that still have a name."""
+    left = []
+    for path in SHARED_MEMORY.iterdir():
+        with contextlib.suppress(OSError):
+            if path.name.startswith(("psm_", "sem.mp-")) and path.stat().st_ino in inodes:
+                left.append(path)
+    return left
+
+
+def unlink_unused(inodes: set[int]) -> None:
+    """The last resort, where the tracker was too slow or was killed itself. What anybody still maps stays."""
+    if not inodes or not left_shared(inodes):
+        return
+    used = shared_memory_of(int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit())
+    for path in left_shared(inodes - used):
+        with contextlib.suppress(OSError):
+            path.unlink()
 
 
 def is_resource_tracker(pid: int) -> bool:
@@ -112,6 +154,16 @@ def reap(child: subprocess.Popen[bytes] | None) -> None:
                 child.poll()
             else:
                 os.waitpid(ended.si_pid, os.WNOHANG)
+
+
+def remove(folder: str) -> None:
+    """Again, as long as somebody who is about to end still writes into it."""
+    until = time.monotonic() + REMOVE_SECONDS
+    while True:
+        shutil.rmtree(folder, ignore_errors=True)
+        if not os.path.exists(folder) or time.monotonic() > until:
+            return
+        time.sleep(POLL_SECONDS)
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -141,7 +193,7 @@ def main(argv: list[str] | None = None) -> int:
         stopping = stopping or bool(readable) or os.getppid() != args.parent
     end_everything(child, args.grace)
     for folder in args.remove:
-        shutil.rmtree(folder, ignore_errors=True)
+        remove(folder)
     if child is None or child.returncode is None:
         return 0
     return child.returncode if child.returncode >= 0 else 128 - child.returncode

@@ -82,13 +82,14 @@ def prepare(
 
 def check_output_dir(run: RunSection) -> None:
     """Raises RunFolderError for a folder that can neither be made nor resumed."""
-    has_checkpoint = RunFolder(run.output_dir).has_checkpoint
+    folder = RunFolder(run.output_dir)
+    has_checkpoint = folder.has_checkpoint
     if run.resume == "must" and not has_checkpoint:
         raise RunFolderError(
             f"run.resume=must, but {run.output_dir} has no checkpoint to resume from; name another run.output_dir, or "
             "leave run.resume out to start anew"
         )
-    if run.resume == "never" or not has_checkpoint:
+    if run.resume == "never" or not (has_checkpoint or folder.was_cut_off):
         check_free(Path(run.output_dir))
 
 

@@ -1,4 +1,4 @@
-"""Trains to the end, going back to a checkpoint where the learner dies or a guard asks for it.
+"""Trains to the end, going back to a checkpoint where the learner dies or hangs, or a guard asks for it.
 
 Engines are kept: they are brought to the checkpoint's version under a new incarnation, so that what they sampled since
 then is refused wherever it may still come from. What the run did after the checkpoint is taken back, as by a resume.
@@ -71,7 +71,7 @@ class Training:
                 return
             except (LearnerError, GuardError) as error:
                 is_rollback = isinstance(error, GuardError) and error.wants_rollback
-                if not (is_rollback or (isinstance(error, LearnerError) and learner.has_died)):
+                if not (is_rollback or (isinstance(error, LearnerError) and learner.is_lost)):
                     raise
                 await self._recover(error)
 

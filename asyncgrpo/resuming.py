@@ -7,6 +7,7 @@ Nothing is taken back before everything that could refuse the resume has been as
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Callable
 from typing import NamedTuple
@@ -16,7 +17,8 @@ from asyncgrpo.checkpoint.store import Checkpoint
 from asyncgrpo.checkpoints import read_config, store_of
 from asyncgrpo.config import RunConfig
 from asyncgrpo.errors import CheckpointError, RunFolderError
-from asyncgrpo.observe.rewind import rewind
+from asyncgrpo.observe.recorder import read_metrics
+from asyncgrpo.observe.rewind import growing_files, rewind
 from asyncgrpo.observe.run_folder import RunFolder
 from asyncgrpo.preflight import Job
 from asyncgrpo.run_state import read
@@ -35,14 +37,16 @@ class Beginning(NamedTuple):
 
 def begin(job: Job) -> Beginning:
     """Raises RunFolderError, CheckpointError or ConfigError, each naming value and remedy."""
-    run = job.config.run
-    if run.resume == "never" or (run.resume == "auto" and not RunFolder(run.output_dir).has_checkpoint):
+    run, there = job.config.run, RunFolder(job.config.run.output_dir)
+    if run.resume == "auto" and there.was_cut_off:
+        return _begin_again(job.config)
+    if run.resume == "never" or (run.resume == "auto" and not there.has_checkpoint):
         return Beginning(RunFolder.create(run.output_dir), None, [])
     folder = RunFolder.reopen(run.output_dir)
     try:
         checkpoint, notes = _choose(folder, job.config)
         notes += _changes(checkpoint, job.config)
-        if checkpoint.step >= job.total_steps:
+        if checkpoint.step > job.total_steps or (checkpoint.step == job.total_steps and _has_ended(folder)):
             raise RunFolderError(
                 f"run folder {folder.path} has trained all {checkpoint.step} steps; raise training.max_steps to go on, "
                 "or choose another run.output_dir"
@@ -52,6 +56,26 @@ def begin(job: Job) -> Beginning:
         folder.close()
         raise
     return Beginning(folder, checkpoint, [f"resuming after step {checkpoint.step} of {job.total_steps}", *notes])
+
+
+def _begin_again(config: RunConfig) -> Beginning:
+    """A run that was cut off before its first checkpoint begins anew in the same folder."""
+    folder = RunFolder.begin_again(config.run.output_dir)
+    try:
+        store_of(folder, config.checkpoint).clear_leftovers()
+        aside = rewind(folder, {path.name: 0 for path in growing_files(folder)}, 0)
+    except BaseException:
+        folder.close()
+        raise
+    names = ", ".join(path.name for path in aside) or "nothing"
+    return Beginning(folder, None, [f"begun anew: it was cut off before its first checkpoint; put aside: {names}"])
+
+
+def _has_ended(folder: RunFolder) -> bool:
+    """Its last step is summed up, which is the last thing that a run does."""
+    if not folder.summary_json.is_file():
+        return False
+    return bool(json.loads(folder.summary_json.read_text())["steps"] == len(read_metrics(folder.metrics_file)))
 
 
 def go_back(folder: RunFolder, checkpoint: Checkpoint, config: RunConfig) -> None:

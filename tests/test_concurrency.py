@@ -1,4 +1,5 @@
 import asyncio
+import inspect
 import threading
 import time
 
@@ -145,3 +146,14 @@ async def test_aside_gives_the_result_or_the_error_and_may_be_left_behind() -> N
         async with asyncio.timeout(0.05):
             await aside(gate.wait)
     gate.set()
+
+
+async def test_a_goal_that_is_reached_at_once_leaves_no_service_waiting_to_begin() -> None:
+    """Or Python warns of a coroutine that nobody awaited."""
+
+    async def at_once() -> int:
+        return 3
+
+    service = asyncio.sleep(1000)
+    assert await run_until(at_once(), service) == 3
+    assert inspect.getcoroutinestate(service) == inspect.CORO_CLOSED

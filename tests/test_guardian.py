@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from multiprocessing import shared_memory
 from pathlib import Path
 
 import pytest
@@ -172,3 +173,75 @@ def test_folders_are_removed_when_the_lifeline_closes(tmp_path: Path) -> None:
     guarded.let_go()
     assert guarded.wait() == 0
     assert not any(folder.exists() for folder in folders)
+
+
+SHARED_MEMORY = """
+import os, signal, sys, time
+from multiprocessing import get_context, resource_tracker, shared_memory
+resource_tracker.ensure_running()
+tracker = resource_tracker._resource_tracker._pid
+memory, semaphore = shared_memory.SharedMemory(create=True, size=4096), get_context("spawn").Semaphore()
+foreign = shared_memory.SharedMemory(sys.argv[2])
+resource_tracker.unregister(foreign._name, "shared_memory")  # Python 3.11 has whoever attaches unlink it
+if sys.argv[1] == "stopped":
+    os.kill(tracker, signal.SIGSTOP)
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+print(memory.name, semaphore._semlock.name, tracker, flush=True)
+time.sleep(1000)
+"""
+"""Ignores SIGTERM, so its memory is for the tracker to unlink: Python's own, which is slow if it is stopped."""
+
+
+@pytest.mark.parametrize("tracker", ["well", "stopped"])
+def test_no_shared_memory_of_a_killed_command_stays(tracker: str) -> None:
+    """What another process maps as well is left to it."""
+    foreign = shared_memory.SharedMemory(create=True, size=4096)
+    try:
+        guarded = Guarded("--grace", "0.2", "--", sys.executable, "-c", SHARED_MEMORY, tracker, foreign.name)
+        memory, semaphore, pid = guarded.line().split()
+        files = [Path("/dev/shm") / name for name in (memory, f"sem.{semaphore.removeprefix('/')}")]
+        assert [file.exists() for file in files] == [True, True]
+        guarded.let_go()
+        assert guarded.wait() == 128 + signal.SIGKILL
+        assert [file.exists() for file in files] == [False, False]
+        assert not alive(int(pid))
+        assert Path("/dev/shm", foreign.name).exists()
+    finally:
+        foreign.close()
+        foreign.unlink()
+
+
+def test_a_tracker_that_is_slow_is_waited_for(tmp_path: Path) -> None:
+    """A stand-in that ends two seconds after everybody else, which is less than half of the grace."""
+    script = tmp_path / "multiprocessing.resource_tracker"  # how it is told
+    script.write_text("import sys, time; sys.stdin.read(); time.sleep(2); open(sys.argv[1], 'w').close()")
+    starts = (
+        "import signal, subprocess, sys, time\n"
+        "subprocess.Popen([sys.executable, *sys.argv[1:]], stdin=subprocess.PIPE, preexec_fn=lambda: "
+        "signal.signal(signal.SIGTERM, signal.SIG_IGN))\n"
+        "print('up', flush=True)\n"
+        "time.sleep(1000)\n"
+    )
+    done = tmp_path / "done"
+    guarded = Guarded("--grace", "8", "--", sys.executable, "-c", starts, str(script), str(done))
+    assert guarded.line() == "up\n"
+    guarded.let_go()
+    guarded.wait()
+    assert done.exists()
+
+
+def test_a_folder_that_is_still_written_to_is_removed(tmp_path: Path) -> None:
+    folder = tmp_path / "a"
+    folder.mkdir()
+    writing = (
+        "import pathlib, sys, time\n"
+        "until = time.monotonic() + 1\n"
+        "while time.monotonic() < until:\n"
+        "    try: (pathlib.Path(sys.argv[1]) / str(time.monotonic_ns())).touch()\n"
+        "    except OSError: pass\n"
+    )
+    with subprocess.Popen([sys.executable, "-c", writing, str(folder)]):
+        guarded = Guarded("--remove", str(folder))
+        guarded.let_go()
+        assert guarded.wait() == 0
+        assert not folder.exists()

@@ -52,11 +52,12 @@ async def reached(orchestrator: Orchestrator, step: int) -> None:
         await asyncio.sleep(0.01)
 
 
-async def test_a_managed_engine_that_is_killed_comes_back_at_the_current_version(
-    tiny_model: Path, tmp_path: Path
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+async def test_a_managed_engine_that_is_killed_or_hangs_comes_back_at_the_current_version(
+    number: signal.Signals, tiny_model: Path, tmp_path: Path
 ) -> None:
     before = children()
-    engines = {"devices": ["cpu", "cpu"], **SLOW}
+    engines = {"devices": ["cpu", "cpu"], "health_interval": 0.5, "control_timeout": 5.0, **SLOW}
     config = run_config(tiny_model, tmp_path, engines=engines, generation=BRIEF, training={"max_steps": 2000})
     async with asyncio.timeout(200):
         async with opened(make_job(config, data=SHORT_ONLY)) as orchestrator:
@@ -64,7 +65,7 @@ async def test_a_managed_engine_that_is_killed_comes_back_at_the_current_version
             running = asyncio.create_task(orchestrator.run())
             await reached(orchestrator, 2)
             killed = server_at(pool.clients[0].url)
-            killed.send_signal(signal.SIGKILL)
+            killed.send_signal(number)
             while pool.serving != ["engine-1"]:
                 assert not running.done()
                 await asyncio.sleep(0.005)

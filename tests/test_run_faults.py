@@ -106,10 +106,20 @@ async def test_a_run_that_does_not_move_says_what_it_waits_for(tiny_model: Path,
     assert message.endswith("groups in flight, most urgent first: " + ", ".join(prompts))
 
 
-@pytest.mark.parametrize("fault", [Fault("hang"), Fault("null_logprob"), Fault("status", status=400)])
+@pytest.mark.parametrize(
+    "fault",
+    [
+        Fault("hang"),
+        Fault("null_logprob"),
+        Fault("status", status=400),
+        Fault("garbage", text="<html>busy</html>"),
+        Fault("disconnect"),
+    ],
+    ids=lambda fault: fault.kind,
+)
 async def test_the_prompt_of_one_bad_group_comes_again(fault: Fault, tiny_model: Path, tmp_path: Path) -> None:
     """Group 1 can never be generated: the run trains all its steps without it, and its prompt in another."""
-    fault = Fault(fault.kind, status=fault.status, match=lambda body: body["request_id"].split("-")[1] == "1")
+    fault = dataclasses.replace(fault, match=lambda body: body["request_id"].split("-")[1] == "1")
     sections = merged(NO_PROBE, {"generation": {"request_timeout": 6.0, "max_attempts": 1}})
     async with faulty(tiny_model, tmp_path, fault, sections=sections) as (run, engine):
         await run.run()
@@ -152,8 +162,9 @@ async def test_a_bad_prompt_is_quarantined_and_its_retries_are_no_outage(tiny_mo
         assert (fates["trained"], fates["reissued:failed"] >= 1, fates["dropped:failed"] >= 1) == (16, True, True)
 
 
-async def test_a_load_that_fails_once_is_repeated(tiny_model: Path, tmp_path: Path) -> None:
-    fault = Fault("status", on=UPDATE, nth=(2,))  # after those of the probe
+@pytest.mark.parametrize("fault", [Fault("status"), Fault("status", status=400), Fault("disconnect")])
+async def test_a_load_that_fails_once_is_repeated(fault: Fault, tiny_model: Path, tmp_path: Path) -> None:
+    fault = dataclasses.replace(fault, on=UPDATE, nth=(2,))  # after those of the probe
     async with faulty(tiny_model, tmp_path, fault) as (run, engine):
         await run.run()
         assert len(engine.calls(UPDATE)) == 2 + 3 + 1

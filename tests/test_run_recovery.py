@@ -79,6 +79,24 @@ def test_a_killed_learner_is_started_anew_and_engines_stay(
     assert list((tmp_path / "run").glob("*.rewound-1")), "what was taken back is kept aside"
 
 
+def test_a_learner_that_hangs_is_started_anew(
+    tiny_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It lives and says nothing: nothing but the deadline of the step tells."""
+
+    def stop_rank() -> None:
+        (rank,) = processes("asyncgrpo.learning.rank")
+        rank.suspend()
+
+    hung = PROCESS | {"step_timeout": 8.0}
+    outcome = train(tiny_model, tmp_path, on_start=Beside(tmp_path, (3, stop_rank)), learner=hung)
+    assert (outcome.steps, outcome.interrupted) == (6, False)
+    said = capsys.readouterr().out
+    assert re.search(r"warning: learner rank 0 .* did not finish '\w+' within 8 s", said)
+    assert "going back to the checkpoint of step" in said
+    check_history(tmp_path, 6)
+
+
 def test_a_learner_that_dies_without_a_checkpoint_ends_the_run(tiny_model: Path, tmp_path: Path) -> None:
     beside = Beside(tmp_path, (1, kill_rank))
     off = {"save_steps": 0, "save_minutes": 0}

@@ -164,3 +164,37 @@ def test_what_must_resume_needs_a_checkpoint(tiny_model: Path, tmp_path: Path) -
     train(tiny_model, tmp_path, training={"max_steps": 2})
     with pytest.raises(RunFolderError, match=r"exists; choose another"):
         train(tiny_model, tmp_path, run={"resume": "never"})
+
+
+def test_a_run_that_ended_before_its_first_checkpoint_begins_anew(
+    tiny_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    late = {"save_steps": 100}
+    with pytest.raises(RewardError, match="on purpose"):
+        train(tiny_model, tmp_path, reward=FailsAt(9), checkpoint=late)
+    lines = steps_of(tmp_path)
+    assert lines
+    with pytest.raises(RunFolderError, match=r"exists; choose another"):
+        train(tiny_model, tmp_path, run={"resume": "never"})
+    train(tiny_model, tmp_path, checkpoint=late)
+    assert "begun anew: it was cut off before its first checkpoint; put aside: metrics" in capsys.readouterr().out
+    assert (tmp_path / "run" / "metrics.jsonl.rewound-1").read_text().splitlines() == lines
+    source = check_history(tmp_path, 6)
+    assert source.incarnation.endswith(".1")
+
+
+def test_a_run_that_was_killed_after_its_last_step_is_brought_to_its_end(tiny_model: Path, tmp_path: Path) -> None:
+    """The last checkpoint is there, and of what follows the model is half written and the summary missing."""
+    train(tiny_model, tmp_path)
+    run = tmp_path / "run"
+    weights = run / "final_model" / "model.safetensors"
+    model, ledger = weights.read_bytes(), (run / "ledger.jsonl").read_bytes()
+    weights.write_bytes(model[:100])
+    (run / "summary.json").unlink()
+    outcome = train(tiny_model, tmp_path)
+    assert (outcome.steps, outcome.interrupted) == (6, False)
+    assert weights.read_bytes() == model
+    assert (run / "ledger.jsonl").read_bytes() == ledger
+    check_history(tmp_path, 6)
+    with pytest.raises(RunFolderError, match=r"has trained all 6 steps"):
+        train(tiny_model, tmp_path)

@@ -32,8 +32,8 @@ class RunSection(Section):
     output_dir: Annotated[PathText, Field(min_length=1)] = "runs/run"
     """Folder of this run: configuration, metrics, rollouts, logs, checkpoints, final model."""
     resume: Literal["auto", "must", "never"] = "auto"
-    """Go on from the checkpoint in output_dir if there is one (`auto`), or refuse a folder without (`must`) or with
-    one (`never`)."""
+    """Go on from the checkpoint in output_dir if there is one, and begin anew if the run there was cut off before its
+    first (`auto`); or refuse a folder without one (`must`), or with anything in it (`never`)."""
     allow_changes: bool = False
     """Resume although settings that change what is trained are other than the checkpoint's."""
     seed: Annotated[int, Field(ge=0, le=LARGEST_SEED)] = 42

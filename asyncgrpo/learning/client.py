@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import shutil
-import tempfile
 from collections.abc import Coroutine, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -38,7 +36,8 @@ class LearnerClient:
     learner cannot be used any more: `restart` it, or `stop` it.
 
     Args:
-        log_dir: gets `learner-rank<N>.log` of each rank process.
+        log_dir: gets `learner-rank<N>.log` of each rank process, and while they run what they are started with, so
+            that a kill leaves nothing elsewhere. Of one learner at a time.
     """
 
     def __init__(self, config: RunConfig, log_dir: str | os.PathLike[str]) -> None:
@@ -48,7 +47,7 @@ class LearnerClient:
         self._turn = asyncio.Lock()
         self._is_whole = asyncio.Event()  # unless a restart is under way
         self._is_whole.set()
-        self._scratch: str | None = None
+        self._scratch = (self._log_dir / "learner-config.json", self._log_dir / "learner-rendezvous")
 
     @property
     def pids(self) -> tuple[int, ...]:
@@ -129,9 +128,9 @@ class LearnerClient:
         await self._first(Message("save_model", {"directory": directory}))
 
     @property
-    def has_died(self) -> bool:
-        """The process of a rank has ended; `restart` mends that."""
-        return any(rank.failure is not None for rank in self._ranks)
+    def is_lost(self) -> bool:
+        """The process of a rank has ended, or missed the deadline of a call; `restart` mends that."""
+        return any(rank.failure is not None or rank.is_late for rank in self._ranks)
 
     async def watch(self) -> None:
         """Return never; raise LearnerError as soon as a rank's process ends, even if nobody has asked it anything."""
@@ -163,8 +162,7 @@ class LearnerClient:
         try:
             await asyncio.gather(*(rank.stop() for rank in self._ranks))
         finally:
-            if self._scratch is not None:
-                shutil.rmtree(self._scratch, ignore_errors=True)
+            self._clear_scratch()
 
     async def _begin(self) -> None:
         if self._config.learner.mode == "inline":
@@ -215,14 +213,18 @@ class LearnerClient:
             raise next((rank.failure for rank in self._ranks if rank.failure is not None), error)
         raise error
 
+    def _clear_scratch(self) -> None:
+        for path in self._scratch:
+            path.unlink(missing_ok=True)
+
     def _processes(self) -> list[RankProcess]:
         devices = self._config.learner.devices
         self._log_dir.mkdir(parents=True, exist_ok=True)
-        self._scratch = tempfile.mkdtemp(prefix="asyncgrpo-learner-")
-        config_file = Path(self._scratch) / "config.json"
+        self._clear_scratch()  # of a start that was killed: ranks would wait for those that it names
+        config_file, rendezvous = self._scratch
         config_file.write_text(self._config.model_dump_json())
         common = ["--world", str(len(devices)), "--config-file", str(config_file)]
-        common += ["--rendezvous", str(Path(self._scratch) / "rendezvous")]
+        common += ["--rendezvous", str(rendezvous)]
         # Ranks of one host talk over loopback; without this gloo picks an interface by the host's name.
         # What `accelerate launch` leaves in the environment is meant for another program.
         inherited = {name: value for name, value in os.environ.items() if not name.startswith("ACCELERATE_")}

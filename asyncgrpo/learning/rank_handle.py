@@ -35,6 +35,8 @@ DRAIN_SECONDS = 1.0
 class Rank(Protocol):
     pid: int | None
     failure: LearnerError | None
+    is_late: bool
+    """It missed the deadline of a call, so nobody knows what it does."""
 
     async def start(self, timeout: float) -> None: ...
     async def call(self, message: Message, timeout: float) -> Message: ...
@@ -49,6 +51,7 @@ class RankProcess:
         self.rank = rank
         self.pid: int | None = None
         self.failure: LearnerError | None = None
+        self.is_late = False
         self._log_path = log_path
         self._arguments = arguments
         self._environment = environment
@@ -89,6 +92,7 @@ class RankProcess:
                     await write_message(self._writer, request)
                 return self._checked(message.kind, await answer)
         except TimeoutError:
+            self.is_late = True
             raise LearnerError(
                 f"learner rank {self.rank} (pid {self.pid}) did not finish {message.kind!r} within {timeout:g} s; "
                 f"raise learner.start_timeout or learner.step_timeout, or see {self._log_path}"
@@ -164,6 +168,7 @@ class InlineRank:
 
     pid: int | None = None
     failure: LearnerError | None = None
+    is_late = False  # a thread cannot be ended, so there is no other to be had
 
     def __init__(self, config: RunConfig) -> None:
         self._config = config

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,7 +12,9 @@ from typing import BinaryIO
 
 from asyncgrpo.errors import RunFolderError
 
-__all__ = ["replacing", "sync_directory", "write_error", "write_text"]
+__all__ = ["is_half_written", "remove_half_written", "replacing", "sync_directory", "write_error", "write_text"]
+
+_HALF_WRITTEN = re.compile(r"\..+\.\d+\.tmp")
 
 
 @contextmanager
@@ -38,6 +41,18 @@ def write_text(path: Path, text: str) -> None:
     """Put `text` (UTF-8) at `path` in one go. Raises RunFolderError."""
     with replacing(path) as file:
         file.write(text.encode())
+
+
+def is_half_written(name: str) -> bool:
+    """Whether it is the name of a file that `replacing` had not finished."""
+    return _HALF_WRITTEN.fullmatch(name) is not None
+
+
+def remove_half_written(directory: Path) -> None:
+    """Remove what a killed process was writing. Only for who knows that nobody writes there."""
+    for path in directory.iterdir():
+        if is_half_written(path.name):
+            path.unlink(missing_ok=True)
 
 
 def write_error(path: Path, error: OSError) -> RunFolderError:

@@ -14,7 +14,7 @@ from types import TracebackType
 from typing import Self
 
 from asyncgrpo.errors import RunFolderError
-from asyncgrpo.observe.files import write_text
+from asyncgrpo.observe.files import is_half_written, remove_half_written, write_text
 
 __all__ = ["RunFolder", "check_free"]
 
@@ -58,10 +58,37 @@ class RunFolder:
         folder._lock = _lock(folder.path)
         try:
             folder.count_start()
+            folder._clear()
         except BaseException:
             folder.close()
             raise
         return folder
+
+    @classmethod
+    def begin_again(cls, path: str | Path) -> Self:
+        """Lock the folder of a run that `was_cut_off`, and count this start of it. What it holds is for the caller to
+        put aside.
+
+        Raises RunFolderError when it is in use, or was not cut off.
+        """
+        folder = cls(Path(path).absolute())
+        folder._lock = _lock(folder.path)
+        try:
+            if not folder.was_cut_off:  # looked at again under the lock
+                raise _exists(folder.path)
+            folder._count_on()
+            folder._clear()
+        except BaseException:
+            folder.close()
+            raise
+        return folder
+
+    @property
+    def was_cut_off(self) -> bool:
+        """It holds a run that ended before its first checkpoint, and before it had anything to show for itself."""
+        if not self.incarnation_file.is_file() or _holds_nothing(self.path):
+            return False
+        return not (self.has_checkpoint or self.summary_json.exists() or self.model_dir.exists())
 
     @property
     def has_checkpoint(self) -> bool:
@@ -76,6 +103,9 @@ class RunFolder:
                 f"run folder {self.path} has no checkpoint to resume from; remove it to start the run anew, or choose "
                 "another run.output_dir"
             )
+        self._count_on()
+
+    def _count_on(self) -> None:
         try:
             name, _, start = self.incarnation_file.read_text().strip().partition(".")
             following = int(start) + 1
@@ -95,7 +125,13 @@ class RunFolder:
         self.rollouts_dir.mkdir(exist_ok=True)
         self.logs_dir.mkdir(exist_ok=True)
         self.prediction_file.unlink(missing_ok=True)  # of a start that failed
+        self._clear()
         write_text(self.incarnation_file, f"{secrets.token_hex(4)}.0\n")
+
+    def _clear(self) -> None:
+        """What a kill left half-written, unless it is beside a log."""
+        for directory in (self.path, self.rollouts_dir):
+            remove_half_written(directory)
 
     @property
     def config_file(self) -> Path:
@@ -197,7 +233,7 @@ def check_free(path: Path) -> None:
 
 def _holds_nothing(path: Path) -> bool:
     """Empty, or left by a start that failed before its first step: the same command must work once it is mended."""
-    entries = {entry.name for entry in path.iterdir()}
+    entries = {entry.name for entry in path.iterdir() if not is_half_written(entry.name)}
     rollouts = path / "rollouts"
     return entries <= STARTED and not (rollouts.is_dir() and any(rollouts.iterdir()))
 

@@ -48,14 +48,7 @@ class SnapshotStore:
         self._lock = os.open(unnamed / LOCK, os.O_CREAT | os.O_RDWR, 0o600)
         fcntl.flock(self._lock, fcntl.LOCK_EX)
         unnamed.rename(self.folder)
-        read_end, self._lifeline = os.pipe()
-        self._guardian = subprocess.Popen(
-            guardian_command(read_end, "--remove", str(self.folder)),
-            pass_fds=(read_end,),
-            stdin=subprocess.DEVNULL,
-            start_new_session=True,
-        )
-        os.close(read_end)
+        self._start_guardian()
         return self
 
     def __exit__(
@@ -69,6 +62,16 @@ class SnapshotStore:
         except subprocess.TimeoutExpired:
             self._guardian.kill()
 
+    def _start_guardian(self) -> None:
+        read_end, self._lifeline = os.pipe()
+        self._guardian = subprocess.Popen(
+            guardian_command(read_end, "--remove", str(self.folder)),
+            pass_fds=(read_end,),
+            stdin=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+        os.close(read_end)
+
     def check_space(self, needed: int) -> None:
         """Raises ConfigError unless `needed` bytes are free."""
         free = shutil.disk_usage(self.folder).free
@@ -80,6 +83,10 @@ class SnapshotStore:
             )
 
     def path(self, version: int) -> str:
+        """Of a new snapshot."""
+        if self._guardian.poll() is not None:  # killed
+            os.close(self._lifeline)
+            self._start_guardian()
         self._versions[version] = self.folder / f"version-{version:08d}.safetensors"
         return str(self._versions[version])
 

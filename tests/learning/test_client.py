@@ -221,7 +221,8 @@ async def test_a_model_that_does_not_exist_is_a_configuration_error(mode: str, t
 
 
 async def test_a_rank_dies_with_its_orchestrator(tied_model: Path, tmp_path: Path) -> None:
-    config_file = tmp_path / "config.json"
+    config_file, temporary = tmp_path / "config.json", tmp_path / "temporary"
+    temporary.mkdir()
     config_file.write_text(process_config(tied_model).model_dump_json())
     script = (
         "import asyncio, sys\n"
@@ -238,7 +239,9 @@ async def test_a_rank_dies_with_its_orchestrator(tied_model: Path, tmp_path: Pat
     )
     async with asyncio.timeout(DEADLINE):
         parent = await asyncio.create_subprocess_exec(
-            sys.executable, "-c", script, str(config_file), str(tmp_path), stdout=asyncio.subprocess.PIPE
+            *(sys.executable, "-c", script, str(config_file), str(tmp_path)),
+            stdout=asyncio.subprocess.PIPE,
+            env={**os.environ, "TMPDIR": str(temporary)},
         )
         assert parent.stdout is not None
         rank = int(await parent.stdout.readline())
@@ -246,6 +249,7 @@ async def test_a_rank_dies_with_its_orchestrator(tied_model: Path, tmp_path: Pat
         parent.kill()
         await parent.wait()
         await asyncio.to_thread(wait_for_the_end, rank)
+    assert list(temporary.iterdir()) == []
 
 
 def wait_for_the_end(pid: int) -> None:

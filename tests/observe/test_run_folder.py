@@ -150,3 +150,39 @@ def test_an_incarnation_that_cannot_be_counted_on_is_refused(tmp_path: Path, con
     (tmp_path / "run" / "incarnation").write_text(content)
     with pytest.raises(RunFolderError, match=r"incarnation cannot be read .*; write NAME\.START into it"):
         RunFolder.reopen(tmp_path / "run")
+
+
+def cut_off(path: Path) -> str:
+    """A folder of a run that was killed before its first checkpoint, in the middle of a file; its incarnation."""
+    with RunFolder.create(path) as folder:
+        folder.metrics_file.write_text('{"step": 1}\n')
+        (folder.rollouts_dir / ".step_000002.parquet.77.tmp").write_text("half")
+        return folder.incarnation
+
+
+def test_a_run_that_was_cut_off_begins_again_under_its_own_name(tmp_path: Path) -> None:
+    name = cut_off(tmp_path / "run").removesuffix(".0")
+    assert RunFolder(tmp_path / "run").was_cut_off
+    for start in (1, 2):
+        with RunFolder.begin_again(tmp_path / "run") as folder:
+            assert folder.incarnation == f"{name}.{start}"
+            assert list(folder.rollouts_dir.iterdir()) == [], "what a kill left half-written is removed"
+
+
+@pytest.mark.parametrize("kept", ["final_model", "summary.json", "checkpoints/step-00000004"])
+def test_a_run_with_something_to_show_for_itself_was_not_cut_off(tmp_path: Path, kept: str) -> None:
+    before = cut_off(tmp_path / "run")
+    (tmp_path / "run" / kept).mkdir(parents=True)
+    assert not RunFolder(tmp_path / "run").was_cut_off
+    with pytest.raises(RunFolderError, match="exists; choose another"):
+        RunFolder.begin_again(tmp_path / "run")
+    assert RunFolder(tmp_path / "run").incarnation == before
+
+
+@pytest.mark.parametrize("half", ["incarnation", "config.yaml", "prediction.json"])
+def test_a_start_that_was_killed_in_the_middle_of_a_file_is_no_run(tmp_path: Path, half: str) -> None:
+    RunFolder.create(tmp_path / "run").close()
+    (tmp_path / "run" / f".{half}.4711.tmp").write_text("hal")
+    assert not RunFolder(tmp_path / "run").was_cut_off
+    with RunFolder.create(tmp_path / "run") as folder:
+        assert not list(folder.path.glob(".*"))

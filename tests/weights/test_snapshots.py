@@ -143,3 +143,26 @@ def test_the_most_snapshots_at_once(urls: int, devices: int, concurrency: int, m
     engines = {"urls": [f"http://host:{8000 + number}" for number in range(urls)], "devices": ["cpu"] * devices}
     config = RunConfig.model_validate({"engines": engines, "weights": {"publish_concurrency": concurrency}})
     assert most_snapshots(config) == most
+
+
+def test_a_guardian_that_was_killed_is_replaced_at_the_next_snapshot(tmp_path: Path) -> None:
+    owner = (
+        "import os, sys\n"
+        "from asyncgrpo.weights.snapshots import SnapshotStore\n"
+        "with SnapshotStore(sys.argv[1]) as store:\n"
+        "    store._guardian.kill()\n"
+        "    store._guardian.wait()\n"
+        "    store.path(1)\n"
+        "    print(store.folder, store._guardian.pid, flush=True)\n"
+        "    sys.stdin.read()\n"
+    )
+    command = [sys.executable, "-c", owner, str(tmp_path)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        folder = Path(process.stdout.readline().split()[0])
+        assert folder.is_dir()
+        process.kill()
+        until = time.monotonic() + 20
+        while folder.exists() and time.monotonic() < until:
+            time.sleep(0.02)
+    assert not folder.exists()
