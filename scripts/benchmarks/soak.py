@@ -75,8 +75,15 @@ FAULTS: Sequence[dict[str, Any]] = (
 )
 LEARNER_DIES = 1 / 1500
 """Of a step."""
-MOST = {"rss_growth_mib": 24.0, "fds_growth": 4.0, "threads_growth": 4.0, "tasks_growth": 8.0, "cpu_seconds_ratio": 1.2}
-"""What still counts as flat; `rollout_files` may not exceed what is to be kept."""
+MOST = {
+    "rss_growth_mib": 24.0,
+    "fds_growth": 20.0,
+    "threads_growth": 4.0,
+    "tasks_growth": 8.0,
+    "cpu_seconds_ratio": 1.2,
+}
+"""What still counts as flat: open files come and go by about 20 with the connections of requests in flight.
+`rollout_files` may not exceed what is to be kept."""
 
 
 class SoakLearner:
