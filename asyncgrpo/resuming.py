@@ -38,9 +38,9 @@ class Beginning(NamedTuple):
 def begin(job: Job) -> Beginning:
     """Raises RunFolderError, CheckpointError or ConfigError, each naming value and remedy."""
     run, there = job.config.run, RunFolder(job.config.run.output_dir)
-    if run.resume == "auto" and there.was_cut_off:
+    if run.resume == "allow" and there.was_cut_off:
         return _begin_again(job.config)
-    if run.resume == "never" or (run.resume == "auto" and not there.has_checkpoint):
+    if run.resume == "never" or (run.resume == "allow" and not there.has_checkpoint):
         return Beginning(RunFolder.create(run.output_dir), None, [])
     folder = RunFolder.reopen(run.output_dir)
     try:

@@ -31,7 +31,7 @@ Decay = Annotated[float, Field(ge=0.0, lt=1.0)]
 class RunSection(Section):
     output_dir: Annotated[PathText, Field(min_length=1)] = "runs/run"
     """Folder of this run: configuration, metrics, rollouts, logs, checkpoints, final model."""
-    resume: Literal["auto", "must", "never"] = "auto"
+    resume: Literal["allow", "must", "never"] = "allow"
     """Go on from the checkpoint in output_dir if there is one, and begin anew if the run there was cut off before its
     first (`auto`); or refuse a folder without one (`must`), or with anything in it (`never`)."""
     allow_changes: bool = False

@@ -113,7 +113,7 @@ def _at_end(records: Sequence[Record], holds: Callable[[Record], bool]) -> int:
 
 def _has_no_gradient(record: Record) -> bool:
     """Rewards are equal in every group. With some baselines, or a KL term, there is a gradient all the same."""
-    return record["uniform_groups_ratio"] == 1.0 and not record.get("gradient_norm")
+    return record.get("uniform_groups_ratio") == 1.0 and not record.get("gradient_norm")
 
 
 def _reward(records: Sequence[Record]) -> dict[str, float | None]:

@@ -18,7 +18,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Collection, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -106,7 +106,7 @@ class NoWeights:
         await engine.update_weights({})
         await engine.finish_weight_update(wire_version)
 
-    def discard_before(self, version: int) -> None:
+    def discard_before(self, version: int, keep: Collection[int] = ()) -> None:
         pass
 
 

@@ -37,7 +37,7 @@ def test_first_and_last_quarter_are_compared() -> None:
 def test_what_grows_is_named() -> None:
     assert soak.faults_of(FLAT) == []
     grown = soak.faults_of({**FLAT, "fds_growth": 30.0, "groups_lost": 2, "rollout_files": 4000})
-    assert grown == ["fds_growth 30 > 4", "4000 rollout files", "2 groups without a fate"]
+    assert grown == ["fds_growth 30 > 20", "4000 rollout files", "2 groups without a fate"]
     assert soak.faults_of({**FLAT, "rss_growth_mib": float("nan")}) == ["rss_growth_mib nan > 24"]
 
 
