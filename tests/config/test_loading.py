@@ -108,7 +108,7 @@ def test_a_section_with_everything_commented_out_is_default(tmp_path: Path) -> N
             "training.groups_per_step prompts x generation.num_generations samples, in training.num_minibatches "
             "updates; learner.token_budget only bounds memory",
         ),
-        ("run: {zzzz: 1}", "unknown key 'zzzz' in section run (run.yaml:1); the section has output_dir, seed"),
+        ("run: {zzzz: 1}", "unknown key 'zzzz' in section run (run.yaml:1); the section has output_dir, resume"),
         (
             "rewards: [{path: 'a:b', wight: 1}]",
             "unknown key 'wight' in rewards.0 (run.yaml:1); a reward has path, weight, name, timeout, on_error",
