@@ -44,6 +44,7 @@ _RENAMED = {
     "engines.extra_args": "vllm_extra_args",
     "engines.port": "vllm_port",
     "learner.devices": "learner_devices",
+    "learner.max_restarts": "learner_max_restarts",
     "learner.mode": "learner_mode",
     "weights.transport": "weights_transport",
     "checkpoint.keep_every": "save_keep_every",
