@@ -48,7 +48,6 @@ _RENAMED = {
     "learner.mode": "learner_mode",
     "weights.transport": "weights_transport",
     "checkpoint.keep_every": "save_keep_every",
-    "learner.max_restarts": "learner_max_restarts",
 }
 
 FLAT: dict[str, str] = {key: _RENAMED.get(key, key.partition(".")[2]) for key in FIELDS if key not in TRAINER_ARGUMENTS}

@@ -35,6 +35,7 @@ from asyncgrpo.generation.client import EngineClient
 from asyncgrpo.generation.pool import EnginePool
 from asyncgrpo.generation.response import Request, parse_completion
 from asyncgrpo.generation.supervisor import Supervisor
+from asyncgrpo.observe.engines import EngineNews
 from asyncgrpo.observe.metrics import GENERATION_STATES, LEARNER_STATES, RunMetrics
 from asyncgrpo.observe.progress import Progress
 from asyncgrpo.observe.recorder import Recorder
@@ -177,7 +178,7 @@ async def session_of(job: Job, folder: RunFolder, urls: Sequence[str]) -> AsyncI
             yield Session(
                 job=job,
                 folder=folder,
-                supervisor=Supervisor(pool, {}, publisher, config, trusted),
+                supervisor=Supervisor(pool, {}, publisher, config, trusted, EngineNews(metrics, progress)),
                 pool=pool,
                 learner=NoLearner(),  # type: ignore[arg-type]
                 publisher=publisher,
