@@ -37,6 +37,9 @@ class RecordingLearner:
         self.behaviour_before.append(batch.behaviour_logprobs.copy())
         return await self._learner.train(batch)
 
+    async def save(self, directory: Path) -> int:
+        return await self._learner.save(directory)
+
     async def watch(self) -> None:
         await self._learner.watch()
 
@@ -246,5 +249,6 @@ def test_a_folder_in_use_or_full_is_refused(tiny_model: Path, tmp_path: Path) ->
     ):
         run_job(job, config_text="", engine_module=FAKE_ENGINE)
     (tmp_path / "run" / "metrics.jsonl").write_text("")
+    (tmp_path / "run" / "summary.json").write_text("{}")  # it had come to its end
     with pytest.raises(RunFolderError, match=r"run folder .*/run exists; choose another run.output_dir"):
         make_job(job.config)

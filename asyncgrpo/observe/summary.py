@@ -102,7 +102,7 @@ def summarise(records: Sequence[Record]) -> Summary:
         "generation_idle_ratio": idle,
         "verdict": verdict(waiting, idle),
         "steps_without_gradient_at_end": _at_end(records, _has_no_gradient),
-        "steps_all_truncated_at_end": _at_end(records, lambda record: record["truncated_ratio"] == 1.0),
+        "steps_all_truncated_at_end": _at_end(records, lambda record: record.get("truncated_ratio") == 1.0),
     }
 
 

@@ -22,7 +22,7 @@ class Client:
 
     def __init__(self, name: str) -> None:
         self.name, self.is_well = name, True
-        self.url = f"http://{name}"
+        self.url = self.shown_url = f"http://{name}"
         self.looks = 0
         self.weights = "1:3"
         self.is_silent = False

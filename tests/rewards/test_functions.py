@@ -137,7 +137,7 @@ def test_names_are_sensible_and_unique() -> None:
 @pytest.mark.parametrize(
     ("functions", "weights", "message"),
     [
-        ([], None, "no reward function is given"),
+        ([], None, "reward_funcs is empty: give a function"),
         ([two], [1.0, 2.0], "2 reward_weights for 1 reward functions"),
         (["org/reward-model"], None, "'org/reward-model' is no reward function; reward models by name"),
         ("org/reward-model", None, "'org/reward-model' is no reward function"),
