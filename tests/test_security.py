@@ -151,5 +151,5 @@ def test_what_only_we_may_read(tmp_path: Path) -> None:
         assert stat.S_IMODE((store.folder / LOCK).stat().st_mode) == 0o600
     learner = LearnerClient(RunConfig.model_validate({"learner": {"devices": ["cpu"]}}), tmp_path / "logs")
     learner._processes()
-    assert learner._scratch is not None
-    assert stat.S_IMODE(Path(learner._scratch).stat().st_mode) == 0o700, "settings of the learner's processes"
+    settings, _ = learner._scratch
+    assert stat.S_IMODE(settings.stat().st_mode) == 0o600, "settings of the learner's processes"

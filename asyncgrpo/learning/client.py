@@ -222,6 +222,7 @@ class LearnerClient:
         self._log_dir.mkdir(parents=True, exist_ok=True)
         self._clear_scratch()  # of a start that was killed: ranks would wait for those that it names
         config_file, rendezvous = self._scratch
+        config_file.touch(mode=0o600)
         config_file.write_text(self._config.model_dump_json())
         common = ["--world", str(len(devices)), "--config-file", str(config_file)]
         common += ["--rendezvous", str(rendezvous)]
