@@ -44,7 +44,7 @@ class Checkpoints:
         self._store = store_of(session.folder, session.job.config.checkpoint)
         self._writing: asyncio.Task[None] | None = None
         self._saved_at = time.monotonic()
-        self._saved_step = self._complete_step = parts.buffer.contract.version
+        self._complete_step = parts.buffer.contract.version
 
     @property
     def needed_from(self) -> int | None:
@@ -57,30 +57,34 @@ class Checkpoints:
         section = self._section
         return bool(section.save_steps or section.keep_every or section.save_minutes)
 
-    async def after(self, step: int, *, is_last: bool, background: asyncio.TaskGroup) -> None:
+    async def after(self, step: int, background: asyncio.TaskGroup) -> None:
         """A step is done and on disk. Saves if that is due; returns when the next step may train."""
-        reason = due(self._section, step, time.monotonic() - self._saved_at)
-        if self.asked.is_set():
-            self.asked.clear()
-            reason = "a signal"
-        if is_last and self.is_on:
-            reason = reason or "the end of the run"
-        if reason and step != self._saved_step:
+        reason = "a signal" if self.asked.is_set() else due(self._section, step, time.monotonic() - self._saved_at)
+        self.asked.clear()
+        if reason:
             await self._save(step, reason, background)
-        if is_last and self._writing is not None:
-            await self._writing
 
-    async def _save(self, step: int, reason: str, background: asyncio.TaskGroup) -> None:
+    async def at_the_end(self, step: int, background: asyncio.TaskGroup) -> None:
+        """No step will be trained after this one. Saves, unless that is turned off or done; returns when it is on disk
+        or has failed."""
+        if self._writing is not None:
+            await self._writing
+        if step != self._complete_step and (self.is_on or self.asked.is_set()):
+            await (await self._save(step, "the end of the run", background))
+
+    async def _save(self, step: int, reason: str, background: asyncio.TaskGroup) -> asyncio.Task[None]:
+        """Returns when the learner has written its part; the rest goes on in the task."""
         with self._session.learner_time.during("checkpoint"):
             if self._writing is not None:
                 await self._writing  # never two at a time
             more = {"guards": self._guards.state()}
             captured = capture(self._parts, lengths(self._session.folder), more)
             learner_is_free = asyncio.Event()
-            self._saved_at, self._saved_step = time.monotonic(), step
+            self._saved_at = time.monotonic()
             saving = self._write(step, captured, learner_is_free, reason)
             self._writing = background.create_task(saving, name=f"checkpoint {step}")
             await learner_is_free.wait()
+            return self._writing
 
     async def _write(self, step: int, captured: Captured, learner_is_free: asyncio.Event, reason: str) -> None:
         session, config = self._session, self._session.job.config

@@ -18,46 +18,35 @@ watched beside them; whatever ends early ends the run with its error.
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import time
-from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
 
+from asyncgrpo.alarms import Alarms
 from asyncgrpo.batches import StepBatches
 from asyncgrpo.books import Books
 from asyncgrpo.buffer.buffer import RolloutBuffer, Untrained
 from asyncgrpo.buffer.contract import StalenessContract
 from asyncgrpo.checkpoints import Checkpoints
-from asyncgrpo.concurrency import aside, deadline, first_of, run_until
-from asyncgrpo.errors import (
-    EngineError,
-    GroupUnscored,
-    GuardError,
-    RewardError,
-    RollbackWanted,
-    RunFolderError,
-    StallError,
-)
+from asyncgrpo.concurrency import deadline, run_until
+from asyncgrpo.errors import EngineError, GroupUnscored, RewardError, StallError
 from asyncgrpo.generation.blame import is_prompt_to_blame
 from asyncgrpo.generation.rollout import generate_group
-from asyncgrpo.guards import Alarm, Guards
-from asyncgrpo.learning.batch_file import write_batch
+from asyncgrpo.guards import Guards
 from asyncgrpo.meter import StepMeter
-from asyncgrpo.observe.files import write_text
 from asyncgrpo.observe.logs import log_context
-from asyncgrpo.observe.retention import Retention
+from asyncgrpo.observe.metrics import StepRecord
 from asyncgrpo.observe.reuse import ReuseMeter
-from asyncgrpo.observe.steps import StepMeasures, step_record
+from asyncgrpo.observe.steps import step_record
 from asyncgrpo.rewards.decoding import decoder_of
 from asyncgrpo.rewards.functions import score_group
 from asyncgrpo.run_state import RunParts, read, restore
 from asyncgrpo.runtime import collector_spared
 from asyncgrpo.session import Session
+from asyncgrpo.step_log import StepLog
 from asyncgrpo.types import Batch, Completion, Group, Prompt, Sample, Snapshot, StepReport
 
 logger = logging.getLogger(__name__)
@@ -97,12 +86,9 @@ class Orchestrator:
             restore(parts, checkpoint, session.job.prompts, allow_changed=config.run.allow_changes)
             self.guards.restore(read(checkpoint)["more"]["guards"])
         self.checkpoints = Checkpoints(session, parts, self.guards)
-        self.retention = Retention.of(session.folder, config.observe)
+        self.alarms = Alarms(session, self.guards)
+        self.log = StepLog(session, contract, self.books)
         self.steps_done = contract.version
-        self._may_go_on = asyncio.Event()
-        self._may_go_on.set()
-        self._untrained: list[Untrained] = []  # since the last record
-        self._counted = Counter(contract.fates)  # by fate, as /metrics knows them
         self._failures_in_a_row: dict[str, set[tuple[str, int]]] = {"failed": set(), "reward": set()}  # by reason
 
     async def run(self) -> None:
@@ -118,29 +104,15 @@ class Orchestrator:
         with collector_spared():
             await run_until(self._steps(), self._admissions())
         await self.buffer.drain()
-        self._count_drops()
         left = self.buffer.collect_untrained()
         self.books.untrained(left)
         self.books.run_ended()
-        await self._on_disk("the end of the run", lambda: self._close_books(left))
+        await self.log.end(left)
 
     def on_user_signal(self) -> None:
         """Go on, if a guard paused the run; else save a checkpoint after the step in hand."""
-        if self._may_go_on.is_set():
+        if not self.alarms.end_pause():
             self.checkpoints.asked.set()
-        self._may_go_on.set()
-
-    async def _on_disk(self, what: str, write: Callable[[], None]) -> None:
-        timeout = self.config.observe.write_timeout
-        async with deadline(timeout, RunFolderError, f"writing the records of {what} (observe.write_timeout)"):
-            await aside(write)
-
-    def _close_books(self, left: list[Untrained]) -> None:
-        """Write down what no step will any more."""
-        self.books.collect().append_to(self.session.folder.ledger_file)
-        write_text(self.session.folder.accounting_file, json.dumps(self.books.tables(), indent=2) + "\n")
-        if self.config.observe.save_rollouts and left:
-            self.session.recorder.write_untrained(left)
 
     async def _admissions(self) -> None:
         """Start a rollout whenever a slot is free."""
@@ -197,7 +169,7 @@ class Orchestrator:
             raise kind(f"{what}; the last: {error}") from error
         again = self.books.failed(group_id, reason, error, by_prompt=by_prompt)
         await self.buffer.drop(group_id, reason, reissue=again)
-        self._count_drops()
+        self.log.count_fates()
 
     async def _steps(self) -> None:
         """Take, train, publish; one step after the other."""
@@ -209,33 +181,34 @@ class Orchestrator:
                 with log_context(step=step, version=version):
                     groups = await self._take(step)
                     if groups is None:
-                        return
+                        break
                     batch = self.batches.make(groups, version)
                     await self.meter.training_starts()
                     with session.learner_time.during("training"):
                         report = await session.learner.train(batch)
                     await self.meter.training_ends()
-                    self._settle(groups, batch)
+                    untrained = self._settle(groups, batch)
                     new_version = await self.buffer.consumed()
                     if step < total and new_version % self.config.weights.publish_interval == 0:
                         publishing = await self._start_publish(new_version, background, publishing)
-                    alarms = await self._record(step, version, groups, batch, report, await self.meter.step_measures())
+                    record = await self._record(step, groups, batch, report, untrained)
                     self.steps_done = step
                     self.on_step(step)
-                    await self._heed(alarms)
-                    is_last = step == total or self.stop.is_set()
-                    await self.checkpoints.after(step, is_last=is_last, background=background)
-                if is_last:
-                    return
+                    await self.alarms.heed(self.guards.after(record), self.stop)
+                    if self.stop.is_set():
+                        break
+                    await self.checkpoints.after(step, background)
+            await self.checkpoints.at_the_end(self.steps_done, background)
 
-    def _settle(self, groups: list[Group], batch: Batch) -> None:
+    def _settle(self, groups: list[Group], batch: Batch) -> list[Untrained]:
         """A step has trained `groups`, which come first in `batch`, and what was replayed. Its version is to come:
-        fates carry the one at which they were met."""
-        self._untrained = self.buffer.collect_untrained()
-        self.books.untrained(self._untrained)
+        fates carry the one at which they were met. Returns the groups that ended untrained since the step before."""
+        untrained = self.buffer.collect_untrained()
+        self.books.untrained(untrained)
         self.books.replayed(np.unique(batch.group_ids[batch.uses > 0]).tolist())
         self.books.trained(groups, self.batches.trained(groups, batch))
         self.books.let_go(group_id for group_id, _ in self.batches.replay.collect_left())
+        return untrained
 
     async def _take(self, step: int) -> list[Group] | None:
         """The groups of a step, or None when the run is to stop."""
@@ -287,63 +260,13 @@ class Orchestrator:
         await self.buffer.published(served)
 
     async def _record(
-        self, step: int, version: int, groups: list[Group], batch: Batch, report: StepReport, measures: StepMeasures
-    ) -> list[Alarm]:
-        untrained, self._untrained = self._untrained, []
-        news = self.books.collect()
+        self, step: int, groups: list[Group], batch: Batch, report: StepReport, untrained: Sequence[Untrained]
+    ) -> StepRecord:
+        measures = await self.meter.step_measures()
         flow = {**self.reuse.step(batch, len(self.batches.replay)), **self.books.fields()}
-        record = step_record(step, groups, version, report, measures, flow)
-        self.session.metrics.observe_step(record)
-        alarms = self.guards.after(record)
-        for alarm in alarms:
-            logger.warning("%s", alarm.message)
-        self._count_drops()
-        fresh = sum(len(group.samples) for group in groups)
-        needed_from = self.checkpoints.needed_from
-
-        def write() -> None:
-            self.session.recorder.append_step(record)
-            news.append_to(self.session.folder.ledger_file)
-            if self.config.observe.save_rollouts:
-                file = self.session.recorder.write_rollouts(step, version, groups, batch.advantages[:fresh], untrained)
-                self.retention.written(file, step, needed_from=needed_from)
-            if report.skipped:
-                self._keep_skipped(step, batch, report)
-
-        await self._on_disk(f"step {step}", write)
-        self.session.progress.step(record)
-        return alarms
-
-    def _keep_skipped(self, step: int, batch: Batch, report: StepReport) -> None:
-        """What an update could not be made of, for somebody to look at."""
-        folder = self.session.folder.skipped_dir
-        folder.mkdir(exist_ok=True)
-        path = folder / f"step_{step:06d}.safetensors"
-        write_batch(path, batch, {"step": step, "skipped": [asdict(update) for update in report.skipped]})
-        logger.warning("step %d: %d updates skipped; the batch is in %s", step, len(report.skipped), path)
-
-    async def _heed(self, alarms: Sequence[Alarm]) -> None:
-        """Do what the gravest alarm of a step asks for. Raises GuardError if that is not for the run itself to do."""
-        if not alarms or (gravest := alarms[0]).action == "warn":
-            return
-        if gravest.action == "stop":
-            raise GuardError(f"{gravest.message}; guards.{gravest.guard}_action=stop")
-        if gravest.action == "rollback":
-            raise RollbackWanted(gravest.message)
-        self.session.progress.note(f"paused: {gravest.message}; SIGUSR1 lets the run go on, Ctrl-C ends it")
-        self._may_go_on.clear()
-        with self.session.learner_time.during("paused"):
-            await first_of(self._may_go_on.wait(), self.stop.wait())
-        self._may_go_on.set()
-        self.guards.forgive()
-        self.session.progress.note("going on")
-
-    def _count_drops(self) -> None:
-        """Bring /metrics up to the fates the contract has given."""
-        for fate, count in self.buffer.contract.fates.items():
-            if fate != "trained":
-                new, self._counted[fate] = count - self._counted[fate], count
-                self.session.metrics.groups.labels(fate.replace(":", "_")).inc(new)
+        record = step_record(step, groups, batch.version, report, measures, flow)
+        await self.log.step(record, groups, batch, report, untrained, needed_from=self.checkpoints.needed_from)
+        return record
 
     def _describe(self) -> str:
         contract = self.buffer.contract

@@ -5,9 +5,11 @@ give when they are trained in one go.
 """
 
 import asyncio
+import itertools
 import json
 import os
 import signal
+import threading
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -112,6 +114,38 @@ def test_a_stopped_run_goes_on_where_it_was(tiny_model: Path, tmp_path: Path) ->
     train(tiny_model, tmp_path, training={"max_steps": 8}, run={"resume": "must"})
     assert [step["time"] for step in Run(tmp_path).steps][: len(done)] == done, "nothing is trained again"
     check_history(tmp_path, 8)
+
+
+def test_a_run_that_is_stopped_while_it_waits_for_groups_loses_no_step(tiny_model: Path, tmp_path: Path) -> None:
+    blocked, release, calls = threading.Event(), threading.Event(), itertools.count(1)
+
+    def slow_judge(completion_ids: Any, scale: Any, **columns: Any) -> list[float]:
+        if next(calls) > 4:
+            blocked.set()
+            release.wait(60.0)
+        return mean_token(completion_ids, scale)
+
+    def stop_when_blocked(loop: asyncio.AbstractEventLoop, run: asyncio.Task[Any]) -> None:
+        async def stop() -> None:
+            while not (blocked.is_set() and len(steps_of(tmp_path)) == 2):  # noqa: ASYNC110  (threads do it)
+                await asyncio.sleep(0.01)
+            await asyncio.sleep(0.3)  # the third step waits
+            os.kill(os.getpid(), signal.SIGTERM)
+
+        stopping.append(loop.create_task(stop()))
+
+    stopping: list[asyncio.Task[None]] = []
+    sections = {"checkpoint": {"save_steps": 0}, "buffer": {"max_staleness": 1}}
+    try:
+        outcome = train(tiny_model, tmp_path, reward=slow_judge, on_start=stop_when_blocked, **sections)
+    finally:
+        release.set()
+    assert (outcome.steps, outcome.interrupted) == (2, True)
+    assert (tmp_path / "run" / "checkpoints" / "step-00000002").is_dir()
+    done = steps_of(tmp_path)
+    train(tiny_model, tmp_path, **sections)
+    assert steps_of(tmp_path)[:2] == done, "nothing is trained again"
+    check_history(tmp_path, 6)
 
 
 def steps_of(folder: Path) -> list[str]:
