@@ -131,8 +131,9 @@ def start_job(job: Callable[[], None]) -> None:
     worker.put(job)
 
 
-async def aside(work: Callable[[], T]) -> T:
-    """Its result, from such a thread. Cancelling the wait leaves the thread behind.
+async def aside(work: Callable[[], T], *, linger: float = 0.0, abandon: Callable[[], None] = lambda: None) -> T:
+    """Its result, from such a thread. Cancelling the wait calls `abandon`, waits up to `linger` seconds for the work to
+    end, lest it go on while others take back what it does, and then leaves the thread behind.
 
     For what may hang where nothing can interrupt it, as a write to a dead disk: the threads of `asyncio.to_thread`
     would hold up the end of the process for as long.
@@ -153,7 +154,15 @@ async def aside(work: Callable[[], T]) -> T:
             loop.call_soon_threadsafe(lambda: None if done.done() else tell())
 
     start_job(run)
-    return await done
+    try:
+        return await asyncio.shield(done)
+    except asyncio.CancelledError:
+        abandon()
+        await asyncio.wait({done}, timeout=linger)
+        if done.done() and not done.cancelled():
+            done.exception()  # nobody is left to be told
+        done.cancel()
+        raise
 
 
 class Severable:

@@ -25,6 +25,9 @@ from asyncgrpo.types import Batch, Group, StepReport
 
 logger = logging.getLogger(__name__)
 
+LINGER_SECONDS = 10.0
+"""A step that is given up waits so long for its records: whoever goes back to a checkpoint then cuts the same files."""
+
 
 class StepLog:
     """Of one run, from where `contract` stands: fates met before are not counted in /metrics again."""
@@ -101,4 +104,4 @@ class StepLog:
     async def _on_disk(self, what: str, write: Callable[[], None]) -> None:
         timeout = self._config.write_timeout
         async with deadline(timeout, RunFolderError, f"writing the records of {what} (observe.write_timeout)"):
-            await aside(write)
+            await aside(write, linger=LINGER_SECONDS)

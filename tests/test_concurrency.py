@@ -148,6 +148,26 @@ async def test_aside_gives_the_result_or_the_error_and_may_be_left_behind() -> N
     gate.set()
 
 
+async def test_aside_lingers_for_what_it_has_begun() -> None:
+    """Whoever cancels a write may next cut the file that it writes to."""
+    gate, abandoned, ended = threading.Event(), threading.Event(), threading.Event()
+
+    def work() -> None:
+        gate.wait(20.0)
+        ended.set()
+
+    task = asyncio.create_task(aside(work, linger=20.0, abandon=abandoned.set))
+    await asyncio.sleep(0.05)
+    task.cancel()
+    await asyncio.sleep(0.05)
+    assert abandoned.is_set()
+    assert not task.done()
+    gate.set()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert ended.is_set()
+
+
 async def test_a_goal_that_is_reached_at_once_leaves_no_service_waiting_to_begin() -> None:
     """Or Python warns of a coroutine that nobody awaited."""
 

@@ -248,15 +248,7 @@ class Draft:
     async def _in_thread(self, work: Callable[[], T]) -> T:
         """Its result. A caller that is cancelled waits until the thread has stopped, for it must not write to what the
         caller then removes; but not for ever: a disk may hang."""
-        task = asyncio.ensure_future(aside(work))
-        try:
-            return await asyncio.shield(task)
-        except asyncio.CancelledError:
-            self._abandoned.set()
-            await asyncio.wait({task}, timeout=self._store._linger)
-            if task.done() and not task.cancelled():
-                task.exception()  # nobody is left to be told
-            raise
+        return await aside(work, linger=self._store._linger, abandon=self._abandoned.set)
 
     def _check_alive(self) -> None:
         if self._abandoned.is_set():
