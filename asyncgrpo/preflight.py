@@ -65,7 +65,7 @@ def prepare(
     secret_of(config.observe.metrics_token_env, "observe.metrics_token_env")
     functions = from_config(config.rewards) if rewards is None else rewards
     checked_rows = load_rows(config, rows)
-    check_parameters(functions, set(checked_rows.column_names) - {config.data.prompt_column})
+    check_parameters(functions, set(checked_rows.column_names) - {checked_rows.prompt_column})
     tokenizer = load_tokenizer(config) if tokenizer is None else tokenizer
     prompts = PromptStream(checked_rows, tokenizer, config)
     steps = total_steps(config, prompts.prompts_per_epoch)

@@ -6,10 +6,11 @@ sections in YAML are one thing with one mapping.
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, field_serializer
 
+from asyncgrpo.config.data import DataSection as DataSection
 from asyncgrpo.config.objective import ObjectiveSection as ObjectiveSection
 from asyncgrpo.config.secrets import masked
 from asyncgrpo.config.section import AtLeastTiny, Fraction, PathText
@@ -63,25 +64,6 @@ class LoraSection(Section):
     """Dropout before an adapter, in backward passes. Learner and engine then disagree, and anchors cost a pass more."""
     lora_target_modules: tuple[str, ...] | str = "all-linear"
     """Modules that get an adapter, as peft names them."""
-
-
-class DataSection(Section):
-    dataset: PathText = ""
-    """Where prompts come from: a JSONL, JSON or Parquet file, a folder saved by `datasets`, or a name on the hub."""
-    dataset_config: str | None = None
-    """Configuration of a hub dataset, for example `main` of openai/gsm8k."""
-    dataset_split: str = "train"
-    """Split to train on."""
-    prompt_column: str = "prompt"
-    """Column with the prompt: a string, or a list of chat messages."""
-    system_prompt: str | None = None
-    """Put before every prompt as a system message; string prompts become chats."""
-    shuffle_dataset: bool = True
-    """Shuffle rows anew in every epoch, seeded by run.seed."""
-    max_prompt_length: PositiveInt | None = None
-    """Prompts with more tokens are skipped and counted; none are cut."""
-    chat_template_kwargs: dict[str, Any] = Field(default={})
-    """Passed to the tokenizer's chat template."""
 
 
 class RewardSection(Section):

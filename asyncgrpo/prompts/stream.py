@@ -15,7 +15,8 @@ import numpy as np
 
 from asyncgrpo.config import RunConfig
 from asyncgrpo.errors import DataError
-from asyncgrpo.prompts.encoding import encode, with_system_prompt
+from asyncgrpo.prompts.encoding import encode
+from asyncgrpo.prompts.table import Rows
 from asyncgrpo.types import Prompt
 
 logger = logging.getLogger(__name__)
@@ -44,11 +45,11 @@ class PromptStream:
     Raises DataError if no prompt is short enough, or the tokenizer cannot encode one.
     """
 
-    def __init__(self, rows: Any, tokenizer: Any, config: RunConfig) -> None:
+    def __init__(self, rows: Rows, tokenizer: Any, config: RunConfig) -> None:
         self._rows = rows
         self._tokenizer = tokenizer
         self._config = config
-        self._columns = reward_columns(rows.column_names, config.data.prompt_column)
+        self._columns = reward_columns(rows.column_names, rows.prompt_column)
         self._order: np.ndarray | None = None
         self._order_epoch = -1
         self._ahead: dict[int, dict[str, Any]] = {}
@@ -91,23 +92,21 @@ class PromptStream:
         """The prompt of a row in an epoch, wherever the cursor is."""
         return self._prompt(epoch, row, self._rows[row])
 
-    def _prompt(self, epoch: int, row: int, values: Mapping[str, Any]) -> Prompt:
-        prompt = with_system_prompt(values[self._config.data.prompt_column], self._config.data.system_prompt)
+    def _prompt(self, epoch: int, row: int, values: dict[str, Any]) -> Prompt:
+        prompt = self._rows.prompt_of(values)
         return Prompt(
             prompt_id=f"{epoch}-{row}",
             epoch=epoch,
             row=row,
             prompt=prompt,
-            token_ids=encode(prompt, self._tokenizer, self._config, row),
+            token_ids=encode(prompt, self._tokenizer, self._config, self._rows.where(row)),
             columns={name: values[name] for name in self._columns},
         )
 
     def _read_ahead(self, cursor: Cursor) -> None:
         """The rows from the cursor on, of its epoch."""
         numbers = self._order_of(cursor.epoch)[cursor.position : cursor.position + AHEAD].tolist()
-        columns = self._rows[numbers]
-        rows = (dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True))
-        self._ahead = dict(zip(numbers, rows, strict=True))
+        self._ahead = dict(zip(numbers, self._rows.read(numbers), strict=True))
 
     def state(self) -> dict[str, Any]:
         """What `restore` needs, as JSON has it."""
@@ -115,6 +114,7 @@ class PromptStream:
         return {
             "cursor": list(self.cursor),
             "rows": len(self._rows),
+            "digest": self._rows.digest,
             "order": self._order_settings(),
             "next_prompt": [following.prompt_id, _digest(following)],
         }
@@ -122,14 +122,19 @@ class PromptStream:
     def restore(self, state: Mapping[str, Any], *, allow_changed: bool = False) -> None:
         """Continue where the stream that gave `state` was.
 
-        Raises DataError when the dataset is another one: it has another number of rows, or the next prompt differs; the
-        latter is taken as it comes with `allow_changed`. Under another order of rows a new epoch begins: what is left
-        of the old one could not be told.
+        Raises DataError when the dataset is another one: it has another number of rows; or, unless `allow_changed`, a
+        streaming one has other rows, or the next prompt differs. Under another order of rows a new epoch begins: what
+        is left of the old one could not be told.
         """
         if len(self._rows) != state["rows"]:
             raise DataError(
                 f"the dataset has {len(self._rows)} rows, but {state['rows']} when the checkpoint was saved: which "
                 "prompts come next cannot be told; resume with the dataset of the run"
+            )
+        if not allow_changed and self._rows.digest != state["digest"]:
+            raise DataError(
+                f"{self._rows.name} gives other rows than when the checkpoint was saved, though as many; resume with "
+                "the dataset of the run, in the same order"
             )
         cursor = Cursor(*state["cursor"])
         if self._order_settings() != state["order"]:
@@ -164,10 +169,9 @@ class PromptStream:
     def _find_too_long(self) -> frozenset[int]:
         if self.limit is None:
             return frozenset()
-        data = self._config.data
         lengths = [
-            len(encode(with_system_prompt(prompt, data.system_prompt), self._tokenizer, self._config, row))
-            for row, prompt in enumerate(self._rows[data.prompt_column])
+            len(encode(prompt, self._tokenizer, self._config, self._rows.where(row)))
+            for row, prompt in enumerate(self._rows.prompts())
         ]
         too_long = frozenset(row for row, length in enumerate(lengths) if length > self.limit)
         if len(too_long) == len(lengths):

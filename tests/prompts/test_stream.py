@@ -1,8 +1,10 @@
 """Token ids, order, cursor and limits of the prompt stream."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
+from datasets import Dataset
 
 from asyncgrpo.config import RunConfig
 from asyncgrpo.errors import ConfigError, DataError
@@ -168,7 +170,7 @@ def test_a_folder_without_a_tokenizer(tmp_path: Any) -> None:
 
 
 class Asked:
-    """Rows that know which reads there were."""
+    """A dataset that knows which reads there were."""
 
     def __init__(self, rows: Any) -> None:
         self.rows, self.column_names = rows, rows.column_names
@@ -184,11 +186,26 @@ class Asked:
 
 def test_rows_are_read_many_at_once_and_each_is_handed_out_once() -> None:
     config = RunConfig.model_validate({"data": {"shuffle_dataset": False}})
-    rows = Asked(load_rows(config, [{"prompt": f"p{i}", "answer": [i]} for i in range(40)]))
-    prompts = PromptStream(rows, TOKENIZER, config)
-    rows.reads.clear()
+    rows = load_rows(config, [{"prompt": f"p{i}", "answer": [i]} for i in range(40)])
+    asked = Asked(rows.values)
+    prompts = PromptStream(replace(rows, values=asked), TOKENIZER, config)
+    asked.reads.clear()
     [peeked] = prompts.peek(1)
     peeked.columns["answer"].append("changed by a reward function")
     found = [prompts.next() for _ in range(80)]
     assert [prompt.columns for prompt in found] == 2 * [{"answer": [i]} for i in range(40)]
-    assert [len(read) for read in rows.reads] == [32, 32, 8, 32, 8]
+    assert [len(read) for read in asked.reads] == [32, 32, 8, 32, 8]
+
+
+def test_a_stream_that_gives_other_rows_is_noticed_by_a_resume() -> None:
+    def streamed(rows: list[dict[str, Any]]) -> PromptStream:
+        config = RunConfig.model_validate({"data": {"max_rows": 9, "shuffle_dataset": False}})
+        return PromptStream(load_rows(config, Dataset.from_list(rows).to_iterable_dataset()), TOKENIZER, config)
+
+    state = streamed(numbered(4)).state()
+    streamed(numbered(4)).restore(state)
+    other = streamed([*numbered(3), {"prompt": "p3", "answer": 7}])
+    with pytest.raises(DataError, match="train_dataset gives other rows than when the checkpoint was saved"):
+        other.restore(state)
+    other.restore(state, allow_changed=True)
+    assert other.next().prompt_id == "0-0"

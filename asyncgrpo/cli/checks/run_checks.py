@@ -70,7 +70,7 @@ def columns(config: RunConfig) -> Check:
         return Check("columns", "warn", "not compared: there is no dataset or no rewards", "mend these first")
 
     def matched() -> str:
-        names = set(rows.column_names) - {config.data.prompt_column}
+        names = set(rows.column_names) - {rows.prompt_column}
         check_parameters(functions, names)
         return ", ".join(sorted(names)) or "none but the prompt"
 
