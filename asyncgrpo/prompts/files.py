@@ -50,8 +50,8 @@ def from_mappings(name: str, rows: Sequence[Any], data: DataSection) -> Any:
     for row, value in enumerate(rows):
         if not isinstance(value, Mapping):
             raise DataError(f"{name}: row {row} is {brief(value)}, expected an object with a {data.prompt_column!r}")
-    column = data.prompt_column
-    if any(column in row for row in rows):
+    column = data.columns.get(data.prompt_column, data.prompt_column)
+    if data.prompt_template is None and any(column in row for row in rows):
         # Before Arrow sees them: it would refuse mixed types without naming the row.
         check_prompts(name, (row.get(column) for row in rows), data.system_prompt)
     columns = {key: [row.get(key) for row in rows] for key in dict.fromkeys(key for row in rows for key in row)}

@@ -9,6 +9,7 @@ from asyncgrpo.config import RunConfig
 from asyncgrpo.errors import DataError
 from asyncgrpo.prompts.faults import check_prompts
 from asyncgrpo.prompts.reading import from_memory, read
+from asyncgrpo.prompts.shaping import shaped
 from asyncgrpo.prompts.table import Rows
 
 if TYPE_CHECKING:
@@ -30,10 +31,11 @@ def load_rows(
     rows, digest = read(data) if dataset is None else from_memory(dataset, data)
     if len(rows) == 0:
         raise DataError(f"{name}: has no rows")
+    rows = shaped(name, rows, data)
     if data.prompt_column not in rows.column_names:
         raise DataError(
             f"{name}: has no column {data.prompt_column!r}; it has {', '.join(rows.column_names)}. "
-            "Set data.prompt_column"
+            "Set data.prompt_column, data.columns or data.prompt_template"
         )
     check_prompts(name, rows[data.prompt_column], data.system_prompt)
     return Rows(

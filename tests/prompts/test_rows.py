@@ -81,7 +81,10 @@ def test_chats_keep_their_messages() -> None:
     ("rows", "message"),
     [
         ([], "train_dataset: has no rows"),
-        ([{"question": "a", "answer": "b"}], "has no column 'prompt'; it has question, answer. Set data.prompt_column"),
+        (
+            [{"question": "a", "answer": "b"}],
+            "has no column 'prompt'; it has question, answer. Set data.",
+        ),
         ([{"prompt": "a"}, {"prompt": None}], "row 1: the prompt is empty (None); remove the row"),
         ([{"prompt": "a"}, {"prompt": ""}], "row 1: the prompt is empty (''); remove the row"),
         ([{"prompt": "a"}, {"answer": "b"}], "row 1: the prompt is empty (None)"),
