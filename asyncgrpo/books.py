@@ -40,7 +40,7 @@ class Books:
 
     def __init__(self, job: Job, contract: StalenessContract) -> None:
         config = job.config
-        self._contract = contract
+        self._contract, self._stream = contract, job.prompts
         self._prompts = PromptQueue(
             job.prompts, config.generation.max_prompt_failures, pause_admissions=config.fresh_groups
         )
@@ -115,7 +115,11 @@ class Books:
 
     def fields(self) -> dict[str, float]:
         """Fields of the step record: what was trained against all that finished."""
-        found: dict[str, float] = {"quarantined_prompts": len(self.quarantined)}
+        found: dict[str, float] = {
+            "quarantined_prompts": len(self.quarantined),
+            "prompts_too_long": self._stream.skipped_per_epoch,
+            "prompts_shortened": self._stream.shortened_per_epoch,
+        }
         for name, difference in self._accounting.trained_versus_generated().items():
             found[f"trained_less_generated/{name}"] = difference.difference
             error = difference.standard_error

@@ -64,7 +64,7 @@ MEANING: frozenset[str] = frozenset().union(
     _keys(
         "data",
         "dataset dataset_config dataset_split max_rows prompt_column columns prompt_template system_prompt "
-        "shuffle_dataset max_prompt_length chat_template_kwargs",
+        "shuffle_dataset max_prompt_length long_prompts chat_template_kwargs",
     ),
     _keys("rewards", "path weight name"),
     _keys(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from string import Formatter
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 from pydantic import Field, PositiveInt, model_validator
 
@@ -31,7 +31,10 @@ class DataSection(Section):
     shuffle_dataset: bool = True
     """Shuffle rows anew in every epoch, seeded by run.seed."""
     max_prompt_length: PositiveInt | None = None
-    """Prompts with more tokens are skipped and counted; none are cut."""
+    """Most tokens of a prompt. Absent: what the model, or engines.max_model_len, leaves beside a completion."""
+    long_prompts: Literal["skip", "keep_tail"] = "skip"
+    """A longer prompt is left out, counted and named (`skip`), or its last user message loses its beginning
+    (`keep_tail`), and is left out only if that is not enough."""
     chat_template_kwargs: dict[str, Any] = Field(default={})
     """Passed to the tokenizer's chat template."""
 

@@ -6,6 +6,7 @@ before. A resume that sets the cursor therefore continues with exactly the promp
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import logging
 from collections.abc import Mapping
@@ -16,8 +17,9 @@ import numpy as np
 from asyncgrpo.config import RunConfig
 from asyncgrpo.errors import DataError
 from asyncgrpo.prompts.encoding import encode
+from asyncgrpo.prompts.fitting import Fit, without_beginning, without_fewest
 from asyncgrpo.prompts.table import Rows
-from asyncgrpo.types import Prompt
+from asyncgrpo.types import Prompt, PromptText
 
 logger = logging.getLogger(__name__)
 
@@ -38,9 +40,10 @@ class Cursor(NamedTuple):
 class PromptStream:
     """Prompts of all epochs, one after the other.
 
-    Prompts longer than the limit are never cut but skipped: all rows are tokenised once at the start, so that a
-    dataset without a usable prompt is refused at once and `prompts_per_epoch` is exact. Without a limit nothing is
-    tokenised ahead. The limit is data.max_prompt_length, or what engines.max_model_len leaves beside the completion.
+    Prompts longer than the limit are left out or shortened (data.long_prompts): all rows are tokenised once at the
+    start, so that a dataset without a usable prompt is refused at once and `prompts_per_epoch` is exact. Without a
+    limit nothing is tokenised ahead. The limit is data.max_prompt_length, or what engines.max_model_len leaves beside
+    the completion.
 
     Raises DataError if no prompt is short enough, or the tokenizer cannot encode one.
     """
@@ -56,18 +59,35 @@ class PromptStream:
         """Rows that come next, by number. Each is handed out once: nobody shall change it under another prompt."""
         self.cursor = Cursor(0, 0)
         self.limit = _limit(config)
-        self._too_long = self._find_too_long()
+        self._fit = self._find_long()
         self.prompt(0, self._first_usable())  # a missing chat template shows now, not in an hour
 
     @property
     def prompts_per_epoch(self) -> int:
         """Prompts one epoch yields."""
-        return len(self._rows) - len(self._too_long)
+        return len(self._rows) - len(self._fit.too_long)
 
     @property
     def skipped_per_epoch(self) -> int:
         """Rows left out because their prompt is longer than the limit."""
-        return len(self._too_long)
+        return len(self._fit.too_long)
+
+    @property
+    def shortened_per_epoch(self) -> int:
+        """Rows whose prompt lost its beginning to the limit."""
+        return len(self._fit.shortened)
+
+    @property
+    def remarks(self) -> list[str]:
+        """What a user should know of the limit: which rows it leaves out, which it shortens."""
+        found = []
+        for rows, what in ((sorted(self._fit.too_long), "left out"), (sorted(self._fit.shortened), "shortened")):
+            if rows:
+                found.append(
+                    f"{what}: {len(rows)} of {len(self._rows)} prompts have more than {self.limit} tokens: "
+                    f"{self._rows.listed(rows)}"
+                )
+        return found
 
     def next(self) -> Prompt:
         """The prompt at the cursor, which moves on."""
@@ -76,7 +96,7 @@ class PromptStream:
             row = int(self._order_of(cursor.epoch)[cursor.position])
             last = cursor.position + 1 == len(self._rows)
             self.cursor = Cursor(cursor.epoch + 1, 0) if last else Cursor(cursor.epoch, cursor.position + 1)
-            if row not in self._too_long:
+            if row not in self._fit.too_long:
                 if row not in self._ahead:
                     self._read_ahead(cursor)
                 return self._prompt(cursor.epoch, row, self._ahead.pop(row))
@@ -94,6 +114,8 @@ class PromptStream:
 
     def _prompt(self, epoch: int, row: int, values: dict[str, Any]) -> Prompt:
         prompt = self._rows.prompt_of(values)
+        if row in self._fit.shortened:
+            prompt = without_beginning(prompt, self._fit.shortened[row])
         return Prompt(
             prompt_id=f"{epoch}-{row}",
             epoch=epoch,
@@ -166,27 +188,35 @@ class PromptStream:
             self._order_epoch = epoch
         return self._order
 
-    def _find_too_long(self) -> frozenset[int]:
-        if self.limit is None:
-            return frozenset()
-        lengths = [
-            len(encode(prompt, self._tokenizer, self._config, self._rows.where(row)))
-            for row, prompt in enumerate(self._rows.prompts())
-        ]
-        too_long = frozenset(row for row, length in enumerate(lengths) if length > self.limit)
-        if len(too_long) == len(lengths):
+    def _find_long(self) -> Fit:
+        fit, limit = Fit(), self.limit
+        if limit is None:
+            return fit
+        shortest = None
+        for row, prompt in enumerate(self._rows.prompts()):
+            length = self._length_of(row, prompt)
+            shortest = length if shortest is None else min(shortest, length)
+            if length <= limit:
+                continue
+            fewest = None
+            if self._config.data.long_prompts == "keep_tail":
+                fewest = without_fewest(prompt, functools.partial(self._length_of, row), limit)
+            if fewest is None:
+                fit.too_long.add(row)
+            else:
+                fit.shortened[row] = fewest
+        if len(fit.too_long) == len(self._rows):
             raise DataError(
-                f"all {len(lengths)} prompts are longer than {self.limit} tokens (the shortest has {min(lengths)}); "
+                f"all {len(self._rows)} prompts are longer than {limit} tokens (the shortest has {shortest}); "
                 "raise data.max_prompt_length or engines.max_model_len"
             )
-        if too_long:
-            logger.warning(
-                "%d of %d prompts have more than %d tokens: skipped", len(too_long), len(lengths), self.limit
-            )
-        return too_long
+        return fit
+
+    def _length_of(self, row: int, prompt: PromptText) -> int:
+        return len(encode(prompt, self._tokenizer, self._config, self._rows.where(row)))
 
     def _first_usable(self) -> int:
-        return next(row for row in range(len(self._rows)) if row not in self._too_long)
+        return next(row for row in range(len(self._rows)) if row not in self._fit.too_long)
 
 
 def _digest(prompt: Prompt) -> str:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from asyncgrpo.prompts.encoding import with_system_prompt
+from asyncgrpo.prompts.fitting import listed
 from asyncgrpo.types import PromptText
 
 __all__ = ["Rows"]
@@ -56,3 +57,7 @@ class Rows:
     def where(self, row: int) -> str:
         """What errors call it."""
         return f"{self.name}: row {row}"
+
+    def listed(self, rows: Sequence[int]) -> str:
+        """Several, in order, in few words."""
+        return f"{listed(rows)} of {self.name}"

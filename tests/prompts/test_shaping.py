@@ -72,7 +72,7 @@ def test_refused_shapes(rows: list[dict[str, Any]], data: dict[str, Any], messag
 @pytest.mark.parametrize(
     ("setting", "message"),
     [
-        ("prompt_template=a {b", "data.prompt_template: expected '}' before end of string; write a brace that is text"),
+        ("prompt_template=a {b", "data.prompt_template: expected '}' before end of string; a brace that is text is"),
         ("prompt_template={a.b}", "data.prompt_template: {a.b} is no column; write a name in braces"),
         ("prompt_template={}", "data.prompt_template: {} is no column"),
         ("prompt_template={a:5}", "data.prompt_template: {a:5} is no column"),

@@ -115,6 +115,38 @@ def test_prompts_beyond_the_limit_are_skipped_and_counted_never_cut() -> None:
     assert (prompts.prompts_per_epoch, prompts.skipped_per_epoch) == (2, 2)
     assert {len(prompts.next().token_ids) for _ in range(6)} == {1, 5}
     assert prompts.cursor.epoch in (2, 3)
+    assert prompts.remarks == ["left out: 2 of 4 prompts have more than 5 tokens: rows 1 and 3 of train_dataset"]
+
+
+def test_a_long_prompt_may_lose_its_beginning() -> None:
+    rows = [{"prompt": "x" * length + "end", "answer": length} for length in (1, 9)]
+    prompts = stream(rows, data={"max_prompt_length": 5, "long_prompts": "keep_tail", "shuffle_dataset": False})
+    assert (prompts.prompts_per_epoch, prompts.skipped_per_epoch, prompts.shortened_per_epoch) == (2, 0, 1)
+    assert [prompts.next().prompt for _ in range(4)] == ["xend", "xxend", "xend", "xxend"]
+    assert prompts.remarks == ["shortened: 1 of 2 prompts have more than 5 tokens: row 1 of train_dataset"]
+
+
+def test_a_shortened_chat_keeps_system_prompt_headers_and_the_header_of_the_answer() -> None:
+    chat = [
+        {"role": "user", "content": "first"},
+        {"role": "assistant", "content": "yes?"},
+        {"role": "user", "content": "a long story, and the question é?"},
+    ]
+    system, rest = "<|im_start|>system\nbe brief<|im_end|>\n", "<|im_end|>\n<|im_start|>assistant\n"
+    before = f"{system}<|im_start|>user\nfirst<|im_end|>\n<|im_start|>assistant\nyes?<|im_end|>\n<|im_start|>user\n"
+    limit = len(TOKENIZER(before + "question é?" + rest)["input_ids"])
+    data = {"system_prompt": "be brief", "long_prompts": "keep_tail", "max_prompt_length": limit}
+    for spare in (0, 1):  # é has two tokens, which are never torn apart
+        prompt = stream([{"prompt": chat}], data=data | {"max_prompt_length": limit + spare}).next()
+        assert TOKENIZER.decode(prompt.token_ids) == f"{before}{' ' * spare}question é?{rest}"
+        assert prompt.prompt[-1] == {"role": "user", "content": f"{' ' * spare}question é?"}
+    with pytest.raises(DataError, match="all 1 prompts are longer than 8 tokens"):
+        stream([{"prompt": chat}], data=data | {"max_prompt_length": 8})
+
+
+def test_a_shortened_prompt_is_the_same_wherever_it_is_asked_for() -> None:
+    prompts = stream([{"prompt": "abcdef"}], data={"max_prompt_length": 3, "long_prompts": "keep_tail"})
+    assert prompts.next().token_ids == prompts.prompt(0, 0).token_ids == tuple(TOKENIZER("def")["input_ids"])
 
 
 def test_the_limit_follows_from_the_engine_when_not_set() -> None:
