@@ -72,7 +72,8 @@ class AsyncGRPOTrainer:
         reward_funcs: one function or several, plain or async, lambdas and closures included, called with `prompts`,
             `completions`, `completion_ids` and the dataset's columns.
         args: settings; the defaults when absent.
-        train_dataset: a `datasets.Dataset`, a list of rows with a `prompt`, or a path or hub name of rows.
+        train_dataset: a `datasets.Dataset` or `IterableDataset`, a list of rows with a `prompt`, or a path or hub name
+            of rows. Absent where `args.dataset_mix` names datasets.
         processing_class: tokenizer; the model's own when absent.
 
     Raises ConfigError, DataError or RunFolderError for what can be known to be wrong before a model loads.
@@ -109,7 +110,8 @@ class AsyncGRPOTrainer:
             )
         self.args = args if args is not None else AsyncGRPOConfig()
         path = model if isinstance(model, str | os.PathLike) else self._saved(model, processing_class)
-        sections = {"model": {"path": os.fspath(path)}, **_named(train_dataset)}
+        has_mix = bool(self.args.to_run_config().data.mix)
+        sections = {"model": {"path": os.fspath(path)}, **_named(train_dataset, has_mix)}
         rows = None if "data" in sections else train_dataset
         config = self.args.to_run_config(**sections)
         settings = self.args
@@ -118,7 +120,7 @@ class AsyncGRPOTrainer:
         )
         self.job = prepare(config, rows=rows, rewards=rewards, tokenizer=processing_class)
         given = {DOTTED[name] for name in settings.model_fields_set if name in DOTTED} | {"model.path", "rewards"}
-        given |= {"data.dataset"} if rows is None else set()
+        given |= {"data.dataset"} if "data" in sections else set()
         self._config_text = render_config(from_python(config, given).settled(self.job.config))
 
     def __getattr__(self, name: str) -> NoReturn:
@@ -187,8 +189,10 @@ def _python_names() -> Iterator[None]:
         raise
 
 
-def _named(dataset: Any) -> dict[str, Any]:
+def _named(dataset: Any, has_mix: bool) -> dict[str, Any]:
     """The `data` section of a dataset that is named rather than given."""
+    if dataset is None and has_mix:
+        return {}
     if dataset is None:
         raise ConfigError(
             "train_dataset is missing: give a datasets.Dataset, a list of rows, a JSONL, JSON or Parquet file, "

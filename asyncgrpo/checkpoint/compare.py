@@ -63,7 +63,7 @@ MEANING: frozenset[str] = frozenset().union(
     _keys("lora", "lora_r lora_alpha lora_dropout lora_target_modules"),
     _keys(
         "data",
-        "dataset dataset_config dataset_split max_rows prompt_column columns prompt_template system_prompt "
+        "dataset dataset_config dataset_split max_rows prompt_column columns prompt_template mix system_prompt "
         "shuffle_dataset max_prompt_length long_prompts chat_template_kwargs",
     ),
     _keys("rewards", "path weight name"),

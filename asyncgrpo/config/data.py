@@ -3,12 +3,49 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import PurePath
 from string import Formatter
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, PositiveInt, model_validator
+from pydantic import Field, PositiveInt, field_serializer, model_validator
 
 from asyncgrpo.config.section import PathText, Section
+
+
+class MixedDataset(Section):
+    """One of several datasets that are mixed. What is left out is as in `data`."""
+
+    dataset: Annotated[PathText, Field(min_length=1)]
+    """As data.dataset."""
+    weight: Annotated[float, Field(gt=0.0, le=1e6)] = 1.0
+    """Share of the prompts, against the sum of all weights."""
+    name: Annotated[str, Field(pattern=r"^[^/\s]+$")] | None = None
+    """In metrics, and in the column `dataset` that rewards get. Absent: of the file, or the last part of a hub name."""
+    dataset_config: str | None = None
+    """As data.dataset_config."""
+    dataset_split: str | None = None
+    """As data.dataset_split."""
+    max_rows: PositiveInt | None = None
+    """As data.max_rows."""
+    columns: dict[str, str] | None = None
+    """As data.columns."""
+    prompt_template: str | None = None
+    """As data.prompt_template."""
+    system_prompt: str | None = None
+    """As data.system_prompt."""
+
+    @property
+    def label(self) -> str:
+        """Its name."""
+        path = PurePath(self.dataset)
+        return self.name or (path.stem if path.suffix in (".jsonl", ".json", ".parquet") else path.name)
+
+    @model_validator(mode="after")
+    def _columns_can_be_had(self) -> Self:
+        check_columns(self.columns or {})
+        if self.prompt_template is not None:
+            template_columns(self.prompt_template)
+        return self
 
 
 class DataSection(Section):
@@ -26,6 +63,8 @@ class DataSection(Section):
     """New names of columns, as in {prompt: question, answer: solution}: what rewards take as `answer` is `solution`."""
     prompt_template: str | None = None
     """Text of the prompt with the names of columns in braces: `What is {a} + {b}?`. {{ and }} are braces."""
+    mix: tuple[MixedDataset, ...] = ()
+    """Several datasets in place of one, each with a weight: [{dataset: a.jsonl, weight: 0.7}, {dataset: b.jsonl}]."""
     system_prompt: str | None = None
     """Put before every prompt as a system message; string prompts become chats."""
     shuffle_dataset: bool = True
@@ -44,6 +83,29 @@ class DataSection(Section):
         if self.prompt_template is not None:
             template_columns(self.prompt_template)
         return self
+
+    @model_validator(mode="after")
+    def _mix_is_one(self) -> Self:
+        if self.mix and self.dataset:
+            raise ValueError(f"data.dataset={self.dataset} and data.mix both name datasets; leave one of them out")
+        labels = [entry.label for entry in self.mix]
+        twice = sorted({label for label in labels if labels.count(label) > 1})
+        if twice:
+            raise ValueError(f"data.mix has more than one dataset called {', '.join(twice)}; give each a name")
+        return self
+
+    @field_serializer("mix")
+    def _as_given(self, mix: tuple[MixedDataset, ...]) -> list[dict[str, Any]]:
+        """Without what entries leave to the section."""
+        return [entry.model_dump(exclude_none=True) for entry in mix]
+
+    def of(self, entry: MixedDataset) -> DataSection:
+        """The section, as it is for one dataset of the mix."""
+        own = {name: value for name in _OWN if (value := getattr(entry, name)) is not None}
+        return self.model_copy(update={**own, "dataset": entry.dataset, "mix": ()})
+
+
+_OWN = ("dataset_config", "dataset_split", "max_rows", "columns", "prompt_template", "system_prompt")
 
 
 def check_columns(columns: Mapping[str, str]) -> None:

@@ -49,6 +49,7 @@ _RENAMED = {
     "weights.transport": "weights_transport",
     "checkpoint.keep_every": "save_keep_every",
     "data.columns": "dataset_columns",
+    "data.mix": "dataset_mix",
 }
 
 FLAT: dict[str, str] = {key: _RENAMED.get(key, key.partition(".")[2]) for key in FIELDS if key not in TRAINER_ARGUMENTS}

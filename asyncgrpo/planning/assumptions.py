@@ -11,6 +11,7 @@ CARRIED_OVER = (
     "model.dtype",
     "lora.lora_r",
     "data.dataset",
+    "data.mix",
     "generation.num_generations",
     "generation.max_completion_length",
     "engines.devices",
@@ -39,4 +40,6 @@ def _value(config: RunConfig, key: str) -> object:
     value: object = getattr(getattr(config, section), field)
     if key == "engines.urls":
         return len(config.engines.urls)  # which ports they had does not matter
+    if key == "data.mix":
+        return ", ".join(f"{entry.label} x {entry.weight:g}" for entry in config.data.mix)
     return ", ".join(value) if isinstance(value, tuple) else value

@@ -64,7 +64,7 @@ class PromptQueue:
     def next(self) -> Ticket:
         """The next prompt to generate. Raises DataError when every row is quarantined."""
         is_due = self._waiting and self._waiting[0].due <= self._admissions
-        is_all_there_is = len(self.quarantined) == self._stream.prompts_per_epoch
+        is_all_there_is = len(self.quarantined) == self._stream.usable_rows
         if is_all_there_is and not self._waiting:
             raise self._nothing_left()
         ticket = self._waiting.popleft().ticket if is_due or is_all_there_is else Ticket(self._fresh(), 0)
@@ -86,8 +86,8 @@ class PromptQueue:
             return self._again(ticket, ticket.failures + 1)
         self.quarantined[row] = str(error)
         logger.warning(
-            "row %d of the dataset is left out from now on: %d groups of prompt %s failed; the last: %s",
-            row,
+            "%s is left out from now on: %d groups of prompt %s failed; the last: %s",
+            self._stream.where(row),
             self._max_failures,
             ticket.prompt.prompt_id,
             error,
@@ -133,7 +133,8 @@ class PromptQueue:
         row, error = next(iter(self.quarantined.items()))
         return DataError(
             f"all {len(self.quarantined)} prompts of the dataset are quarantined: {self._max_failures} groups of each "
-            f"failed; the first was row {row}: {error}; mend what it names, or raise generation.max_prompt_failures"
+            f"failed; the first was {self._stream.where(row)}: {error}; mend what it names, or raise "
+            "generation.max_prompt_failures"
         )
 
 

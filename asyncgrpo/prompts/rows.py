@@ -6,11 +6,12 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from asyncgrpo.config import RunConfig
-from asyncgrpo.errors import DataError
+from asyncgrpo.config.sections import DataSection
+from asyncgrpo.errors import ConfigError, DataError
 from asyncgrpo.prompts.faults import check_prompts
-from asyncgrpo.prompts.reading import from_memory, read
+from asyncgrpo.prompts.reading import Read, from_memory, read
 from asyncgrpo.prompts.shaping import shaped
-from asyncgrpo.prompts.table import Rows
+from asyncgrpo.prompts.table import SOURCE_COLUMN, Rows, Source
 
 if TYPE_CHECKING:
     import datasets
@@ -23,12 +24,26 @@ def load_rows(
     """The checked rows.
 
     dataset: rows that a Python program has; else they are read from `data.dataset`, which is a JSONL, JSON or Parquet
-    file, a folder or a hub name. Raises DataError naming the row or column at fault, ConfigError if no dataset is
-    named.
+    file, a folder or a hub name, or from the datasets of `data.mix`. Raises DataError naming the row or column at
+    fault, ConfigError if no dataset is named.
     """
     data = config.data
-    name = "train_dataset" if dataset is not None else data.dataset
-    rows, digest = read(data) if dataset is None else from_memory(dataset, data)
+    if dataset is not None:
+        if data.mix:
+            raise ConfigError("train_dataset is given, and data.mix names datasets; leave one of them out")
+        return Rows([_source("train_dataset", from_memory(dataset, data), data)], data.prompt_column, mixed=False)
+    if not data.mix:
+        return Rows([_source(data.dataset, read(data), data)], data.prompt_column, mixed=False)
+    sources = []
+    for entry in data.mix:
+        own = data.of(entry)
+        sources.append(_source(entry.dataset, read(own), own, label=entry.label, weight=entry.weight))
+    return Rows(sources, data.prompt_column, mixed=True)
+
+
+def _source(name: str, found: Read, data: DataSection, label: str | None = None, weight: float = 1.0) -> Source:
+    """label: of one that is mixed with others."""
+    rows = found.rows
     if len(rows) == 0:
         raise DataError(f"{name}: has no rows")
     rows = shaped(name, rows, data)
@@ -37,7 +52,10 @@ def load_rows(
             f"{name}: has no column {data.prompt_column!r}; it has {', '.join(rows.column_names)}. "
             "Set data.prompt_column, data.columns or data.prompt_template"
         )
+    if label is not None and SOURCE_COLUMN in rows.column_names:
+        raise DataError(
+            f"{name}: has a column {SOURCE_COLUMN!r}, as the name of each row's dataset is called in a mix; rename it, "
+            f"as in columns: {{from_{SOURCE_COLUMN}: {SOURCE_COLUMN}}}"
+        )
     check_prompts(name, rows[data.prompt_column], data.system_prompt)
-    return Rows(
-        name=name, values=rows, prompt_column=data.prompt_column, system_prompt=data.system_prompt, digest=digest
-    )
+    return Source(name=label or name, values=rows, system_prompt=data.system_prompt, digest=found.digest, weight=weight)

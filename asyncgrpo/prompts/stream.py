@@ -18,6 +18,7 @@ from asyncgrpo.config import RunConfig
 from asyncgrpo.errors import DataError
 from asyncgrpo.prompts.encoding import encode
 from asyncgrpo.prompts.fitting import Fit, without_beginning, without_fewest
+from asyncgrpo.prompts.order import MixedOrder, OneOrder, Order
 from asyncgrpo.prompts.table import Rows
 from asyncgrpo.types import Prompt, PromptText
 
@@ -34,7 +35,7 @@ AHEAD = 32
 class Cursor(NamedTuple):
     epoch: int
     position: int
-    """Place in the epoch's order of the row to be looked at next, skipped ones included."""
+    """In the epoch, of the prompt to come next; of a single dataset, places of rows that are left out count."""
 
 
 class PromptStream:
@@ -53,18 +54,22 @@ class PromptStream:
         self._tokenizer = tokenizer
         self._config = config
         self._columns = reward_columns(rows.column_names, rows.prompt_column)
-        self._order: np.ndarray | None = None
-        self._order_epoch = -1
         self._ahead: dict[int, dict[str, Any]] = {}
         """Rows that come next, by number. Each is handed out once: nobody shall change it under another prompt."""
         self.cursor = Cursor(0, 0)
         self.limit = _limit(config)
         self._fit = self._find_long()
+        self._order = self._make_order()
         self.prompt(0, self._first_usable())  # a missing chat template shows now, not in an hour
 
     @property
     def prompts_per_epoch(self) -> int:
         """Prompts one epoch yields."""
+        return self._order.prompts
+
+    @property
+    def usable_rows(self) -> int:
+        """Rows that come at all."""
         return len(self._rows) - len(self._fit.too_long)
 
     @property
@@ -93,13 +98,13 @@ class PromptStream:
         """The prompt at the cursor, which moves on."""
         while True:
             cursor = self.cursor
-            row = int(self._order_of(cursor.epoch)[cursor.position])
-            last = cursor.position + 1 == len(self._rows)
+            place = self._order.at(*cursor)
+            last = cursor.position + 1 == self._order.length
             self.cursor = Cursor(cursor.epoch + 1, 0) if last else Cursor(cursor.epoch, cursor.position + 1)
-            if row not in self._fit.too_long:
-                if row not in self._ahead:
+            if place is not None:
+                if place.row not in self._ahead:
                     self._read_ahead(cursor)
-                return self._prompt(cursor.epoch, row, self._ahead.pop(row))
+                return self._prompt(*place, self._ahead.pop(place.row))
 
     def peek(self, count: int) -> list[Prompt]:
         """The next prompts, without moving the cursor."""
@@ -109,11 +114,11 @@ class PromptStream:
         return prompts
 
     def prompt(self, epoch: int, row: int) -> Prompt:
-        """The prompt of a row in an epoch, wherever the cursor is."""
+        """The prompt of a row in a pass over its dataset, wherever the cursor is."""
         return self._prompt(epoch, row, self._rows[row])
 
     def _prompt(self, epoch: int, row: int, values: dict[str, Any]) -> Prompt:
-        prompt = self._rows.prompt_of(values)
+        prompt = self._rows.prompt_of(row, values)
         if row in self._fit.shortened:
             prompt = without_beginning(prompt, self._fit.shortened[row])
         return Prompt(
@@ -123,12 +128,19 @@ class PromptStream:
             prompt=prompt,
             token_ids=encode(prompt, self._tokenizer, self._config, self._rows.where(row)),
             columns={name: values[name] for name in self._columns},
+            source=self._rows.source_of(row).name if self._rows.mixed else None,
         )
 
     def _read_ahead(self, cursor: Cursor) -> None:
         """The rows from the cursor on, of its epoch."""
-        numbers = self._order_of(cursor.epoch)[cursor.position : cursor.position + AHEAD].tolist()
+        ends = range(cursor.position, min(cursor.position + AHEAD, self._order.length))
+        places = [place for position in ends if (place := self._order.at(cursor.epoch, position)) is not None]
+        numbers = list(dict.fromkeys(place.row for place in places))
         self._ahead = dict(zip(numbers, self._rows.read(numbers), strict=True))
+
+    def where(self, row: int) -> str:
+        """What messages call a row."""
+        return self._rows.where(row)
 
     def state(self) -> dict[str, Any]:
         """What `restore` needs, as JSON has it."""
@@ -137,7 +149,8 @@ class PromptStream:
             "cursor": list(self.cursor),
             "rows": len(self._rows),
             "digest": self._rows.digest,
-            "order": self._order_settings(),
+            "order": self._order.settings,
+            "last_pass": self._order.last_pass(self.cursor.epoch),
             "next_prompt": [following.prompt_id, _digest(following)],
         }
 
@@ -155,15 +168,15 @@ class PromptStream:
             )
         if not allow_changed and self._rows.digest != state["digest"]:
             raise DataError(
-                f"{self._rows.name} gives other rows than when the checkpoint was saved, though as many; resume with "
+                f"{self._rows.names} gives other rows than when the checkpoint was saved, though as many; resume with "
                 "the dataset of the run, in the same order"
             )
         cursor = Cursor(*state["cursor"])
-        if self._order_settings() != state["order"]:
-            self.cursor = Cursor(cursor.epoch + 1, 0)
+        if self._order.settings != state["order"]:
+            self.cursor = Cursor(self._order.first_epoch_after(state["last_pass"]), 0)
             logger.warning(
                 "the order of prompts was %s and is %s: epoch %d begins",
-                *(state["order"], self._order_settings(), self.cursor.epoch),
+                *(state["order"], self._order.settings, self.cursor.epoch),
             )
             return
         self.cursor = cursor
@@ -174,19 +187,19 @@ class PromptStream:
                 "the checkpoint was saved; resume with the dataset, tokenizer and chat template of the run"
             )
 
-    def _order_settings(self) -> list[Any]:
-        shuffles = self._config.data.shuffle_dataset
-        return [shuffles, self._config.run.seed if shuffles else None]
-
-    def _order_of(self, epoch: int) -> np.ndarray:
-        if self._order is None or self._order_epoch != epoch:
-            count = len(self._rows)
-            if self._config.data.shuffle_dataset:
-                self._order = np.random.default_rng([self._config.run.seed, epoch]).permutation(count)
-            else:
-                self._order = np.arange(count)
-            self._order_epoch = epoch
-        return self._order
+    def _make_order(self) -> Order:
+        rows, left_out = self._rows, self._fit.too_long
+        seed, shuffles = self._config.run.seed, self._config.data.shuffle_dataset
+        if not rows.mixed:
+            return OneOrder(len(rows), left_out, seed=seed, shuffles=shuffles)
+        usable = [[row for row in each if row not in left_out] for each in rows.ranges]
+        for source, left in zip(rows.sources, usable, strict=True):
+            if not left:
+                raise DataError(
+                    f"{source.name}: all {len(source.values)} prompts are longer than {self.limit} tokens; raise "
+                    "data.max_prompt_length or engines.max_model_len, or take it out of data.mix"
+                )
+        return MixedOrder(usable, [source.weight for source in rows.sources], seed=seed, shuffles=shuffles)
 
     def _find_long(self) -> Fit:
         fit, limit = Fit(), self.limit

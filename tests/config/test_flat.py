@@ -36,6 +36,7 @@ def other_value(key: str) -> object:
         "generation.stop_token_ids": [7],
         "data.chat_template_kwargs": {"a": 1},
         "data.columns": {"prompt": "question"},
+        "data.mix": [{"dataset": "a.jsonl", "weight": 0.5, "columns": {"prompt": "q"}}, {"dataset": "b.jsonl"}],
         "buffer.max_unfinished_groups": 99,
         "engines.max_model_len": 4096,
         "training.num_minibatches": 2,

@@ -66,7 +66,7 @@ def test_the_configured_split_is_read(tmp_path: Path) -> None:
 
 def test_rows_in_memory() -> None:
     dataset = Dataset.from_list(ROWS)
-    assert load_rows(configured(), dataset).values is dataset
+    assert load_rows(configured(), dataset).sources[0].values is dataset
     assert list(load_rows(configured(), ROWS)) == ROWS
     with pytest.raises(DataError, match=r"train_dataset has type set; expected a datasets\.Dataset or IterableDataset"):
         load_rows(configured(), {1})  # type: ignore[arg-type]

@@ -10,6 +10,7 @@ from asyncgrpo.config import RunConfig
 from asyncgrpo.errors import ConfigError, DataError
 from asyncgrpo.prompts import PromptStream, load_rows, load_tokenizer
 from asyncgrpo.prompts.stream import Cursor
+from asyncgrpo.prompts.table import Rows
 from asyncgrpo.testing.tiny import make_tokenizer
 
 TOKENIZER = make_tokenizer()
@@ -219,8 +220,9 @@ class Asked:
 def test_rows_are_read_many_at_once_and_each_is_handed_out_once() -> None:
     config = RunConfig.model_validate({"data": {"shuffle_dataset": False}})
     rows = load_rows(config, [{"prompt": f"p{i}", "answer": [i]} for i in range(40)])
-    asked = Asked(rows.values)
-    prompts = PromptStream(replace(rows, values=asked), TOKENIZER, config)
+    asked = Asked(rows.sources[0].values)
+    rows = Rows([replace(rows.sources[0], values=asked)], "prompt", mixed=False)
+    prompts = PromptStream(rows, TOKENIZER, config)
     asked.reads.clear()
     [peeked] = prompts.peek(1)
     peeked.columns["answer"].append("changed by a reward function")

@@ -53,7 +53,7 @@ def _first_prompt(rows: Rows) -> Prompt:
         prompt_id="0-0",
         epoch=0,
         row=0,
-        prompt=rows.prompt_of(row),
+        prompt=rows.prompt_of(0, row),
         token_ids=(),
         columns={name: row[name] for name in reward_columns(rows.column_names, rows.prompt_column)},
     )

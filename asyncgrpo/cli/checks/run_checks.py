@@ -59,7 +59,7 @@ def rewards(config: RunConfig) -> Check:
 
 def dataset(config: RunConfig) -> Check:
     """The rows can be read, and every prompt is one."""
-    return _verdict("dataset", lambda: f"{config.data.dataset}: {len(load_rows(config))} rows")
+    return _verdict("dataset", lambda: str(load_rows(config)))
 
 
 def columns(config: RunConfig) -> Check:

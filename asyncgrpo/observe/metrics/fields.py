@@ -81,6 +81,8 @@ STEP_FIELDS: Mapping[str, str] = {
     "reward_standard_error": "standard error of reward_mean, with groups as the independent units",
     "reward_mean/<function>": "mean of one reward function where it applied, unweighted",
     "reward_stddev/<function>": "its standard deviation (n - 1)",
+    "dataset_groups/<dataset>": "of a mix (data.mix), the groups of one dataset; absent without any in the step",
+    "dataset_reward_mean/<dataset>": "mean reward of their scored samples",
     "uniform_groups_ratio": "share of groups in which no two scored samples differ: no gradient",
     "completion_tokens_mean": "tokens of a completion",
     "completion_tokens_min": "of the shortest",
