@@ -136,23 +136,57 @@ def test_a_mix_is_rewarded_and_reported_by_dataset(tiny_model: Path, tmp_path: P
     assert total == {"many": 12, "few": 4}
 
 
-def test_a_resumed_mix_goes_on_where_it_was(tiny_model: Path, tmp_path: Path) -> None:
-    def train(name: str, *steps: int) -> list[str]:
-        folder = tmp_path / name
-        folder.mkdir()
-        mix = mixed(folder)
-        for last in steps:
-            with engine_beside(tiny_model) as engine:
-                config = run_config(
-                    tiny_model, folder, [engine.url], weights=NO_PROBE, data={"mix": mix, "shuffle_dataset": True},
-                    training={"max_steps": last, "groups_per_step": 2}, checkpoint={"save_steps": 1},
-                    generation={"num_generations": 2, "max_completion_length": 8}, buffer={"max_staleness": 0},
-                )  # fmt: skip
-                rewards = from_callables(lambda completions, **_: [float(len(text)) for text in completions])
-                job = prepare(config, rewards=rewards, machine=HERE)
-                run_job(job, config_text=render_config(from_python(job.config, ())), engine_module=FAKE_ENGINE)
-        return [row["prompt_id"] for row in Run(folder).trained]
+def train_in_parts(model: Path, folder: Path, steps: list[int], reward: Any, **sections: Any) -> list[dict[str, Any]]:
+    """The trained samples of a synchronous run that ends after each of `steps` and is resumed."""
+    folder.mkdir()
+    for last in steps:
+        with engine_beside(model) as engine:
+            config = run_config(
+                model, folder, [engine.url], weights=NO_PROBE, checkpoint={"save_steps": 1},
+                training={"max_steps": last, "groups_per_step": 2}, buffer={"max_staleness": 0},
+                generation={"num_generations": 2, "max_completion_length": 8}, **sections,
+            )  # fmt: skip
+            job = prepare(config, rewards=from_callables(reward), machine=HERE)
+            run_job(job, config_text=render_config(from_python(job.config, ())), engine_module=FAKE_ENGINE)
+    return Run(folder).trained
 
-    whole, cut = train("whole", 6), train("cut", 2, 4, 6)
+
+def test_a_resumed_mix_goes_on_where_it_was(tiny_model: Path, tmp_path: Path) -> None:
+    def reward(completions: list[str], **_: Any) -> list[float]:
+        return [float(len(text)) for text in completions]
+
+    data = {"mix": mixed(tmp_path), "shuffle_dataset": True}
+    whole, cut = (
+        [row["prompt_id"] for row in train_in_parts(tiny_model, tmp_path / name, steps, reward, data=data)]
+        for name, steps in (("whole", [6]), ("cut", [2, 4, 6]))
+    )
     assert sorted(whole) == sorted(cut)
     assert len(set(whole)) == 12
+
+
+def test_a_curriculum_retires_what_is_solved_and_a_resume_knows(tiny_model: Path, tmp_path: Path) -> None:
+    """Rows 0 and 1 are solved at once, 2 and 3 never, 4 and 5 half of the time."""
+    (tmp_path / "rows.jsonl").write_text("".join(f'{{"prompt": "s{row}", "row": {row}}}\n' for row in range(6)))
+
+    def reward(row: list[int], **_: Any) -> list[float]:
+        return [(1.0, 0.0, float(sample % 2))[row[0] // 2] for sample in range(len(row))]
+
+    sections = {
+        "data": {"dataset": str(tmp_path / "rows.jsonl")},
+        "curriculum": {"kind": "pass_rate", "retire_after": 1, "rest_epochs": 1},
+    }
+    whole = train_in_parts(tiny_model, tmp_path / "whole", [9], reward, **sections)
+    by_step = [sorted({row["prompt_id"] for row in whole if row["step"] == step}) for step in range(1, 10)]
+    assert by_step == [
+        ["0-0", "0-1"], ["0-2", "0-3"], ["0-4", "0-5"],
+        ["1-4", "1-5"], ["2-2", "2-3"], ["2-4", "2-5"],
+        ["3-4", "3-5"], ["4-2", "4-3"], ["4-4", "4-5"],
+    ]  # fmt: skip
+    cut = train_in_parts(tiny_model, tmp_path / "cut", [2, 5, 9], reward, **sections)
+    assert [sorted({row["prompt_id"] for row in cut if row["step"] == step}) for step in range(1, 10)] == by_step
+    last = Run(tmp_path / "cut").steps[-1]
+    assert {name: last[f"curriculum_prompts/{name}"] for name in ("within", "outside", "retired")} == {
+        "within": 2,
+        "outside": 2,
+        "retired": 2,
+    }

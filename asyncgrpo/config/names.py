@@ -48,6 +48,12 @@ _RENAMED = {
     "learner.mode": "learner_mode",
     "weights.transport": "weights_transport",
     "checkpoint.keep_every": "save_keep_every",
+    "curriculum.kind": "curriculum",
+    "curriculum.pass_reward": "curriculum_pass_reward",
+    "curriculum.low": "curriculum_low",
+    "curriculum.high": "curriculum_high",
+    "curriculum.rest_epochs": "curriculum_rest_epochs",
+    "curriculum.retire_after": "curriculum_retire_after",
     "data.columns": "dataset_columns",
     "data.mix": "dataset_mix",
 }

@@ -14,6 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 from asyncgrpo.errors import DataError
+from asyncgrpo.prompts.curriculum import Curriculum
 from asyncgrpo.prompts.stream import PromptStream
 from asyncgrpo.types import Prompt
 
@@ -44,11 +45,14 @@ class PromptQueue:
     """Hands out each prompt of the stream, and those that come again.
 
     max_failures: groups of one prompt that may fail by its fault. pause_admissions: other prompts that are handed
-    out before one comes again, as long as there are any.
+    out before one comes again, as long as there are any. curriculum: who of the stream comes; absent: all.
     """
 
-    def __init__(self, stream: PromptStream, max_failures: int, pause_admissions: int) -> None:
+    def __init__(
+        self, stream: PromptStream, max_failures: int, pause_admissions: int, curriculum: Curriculum | None = None
+    ) -> None:
         self._stream = stream
+        self.curriculum = curriculum
         self._max_failures = max_failures
         self._pause = pause_admissions
         self._admissions = 0
@@ -70,6 +74,11 @@ class PromptQueue:
         ticket = self._waiting.popleft().ticket if is_due or is_all_there_is else Ticket(self._fresh(), 0)
         self._admissions += 1
         return ticket
+
+    def scored(self, prompt: Prompt, rewards: Iterable[float]) -> None:
+        """A group of the prompt has its rewards, whatever becomes of it."""
+        if self.curriculum is not None:
+            self.curriculum.observe(prompt.row, rewards)
 
     def reissue(self, ticket: Ticket) -> Verdict:
         """The ticket's group ended by no fault of its prompt, which comes again, however often that happens; unless
@@ -109,6 +118,7 @@ class PromptQueue:
             "admissions": self._admissions,
             "waiting": [[due, *ticket_state(ticket)] for due, ticket in again],
             "quarantined": [[row, error] for row, error in self.quarantined.items()],
+            "curriculum": None if self.curriculum is None else self.curriculum.state(),
         }
 
     def restore(self, state: Mapping[str, Any], *, allow_changed: bool = False) -> None:
@@ -117,6 +127,8 @@ class PromptQueue:
         self._admissions = state["admissions"]
         self._waiting = deque(_Waiting(due, self.ticket(ticket)) for due, *ticket in state["waiting"])
         self.quarantined = {row: error for row, error in state["quarantined"]}
+        if self.curriculum is not None and state["curriculum"] is not None:
+            self.curriculum.restore(state["curriculum"], range(self._stream.rows))
 
     def ticket(self, state: Sequence[int]) -> Ticket:
         """The ticket that gave `ticket_state`."""
@@ -124,10 +136,18 @@ class PromptQueue:
         return Ticket(self._stream.prompt(epoch, row), attempt, failures)
 
     def _fresh(self) -> Prompt:
-        """The stream's next prompt of a row that is not quarantined."""
-        while (prompt := self._stream.next()).row in self.quarantined:
-            pass
-        return prompt
+        """The stream's next prompt of a row that is not quarantined, and whose turn it is."""
+        curriculum = self.curriculum
+        if curriculum is None:
+            return self._stream.next(lambda row: row not in self.quarantined)
+        gone = len(curriculum.retired) + sum(row not in curriculum.retired for row in self.quarantined)
+        if gone == self._stream.usable_rows:
+            logger.warning(
+                "all prompts are solved: the %d that were retired come again (curriculum.retire_after); there is "
+                "little left to learn from them, so give harder ones, or end the run",
+                curriculum.take_back(),
+            )
+        return self._stream.next(lambda row: row not in self.quarantined and curriculum.takes(row))
 
     def _nothing_left(self) -> DataError:
         row, error = next(iter(self.quarantined.items()))

@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -68,6 +68,11 @@ class PromptStream:
         return self._order.prompts
 
     @property
+    def rows(self) -> int:
+        """All rows, those that are left out included."""
+        return len(self._rows)
+
+    @property
     def usable_rows(self) -> int:
         """Rows that come at all."""
         return len(self._rows) - len(self._fit.too_long)
@@ -94,14 +99,17 @@ class PromptStream:
                 )
         return found
 
-    def next(self) -> Prompt:
-        """The prompt at the cursor, which moves on."""
+    def next(self, wanted: Callable[[int], bool] = lambda row: True) -> Prompt:
+        """The prompt at the cursor, or the first after it of a wanted row; the cursor moves past it.
+
+        wanted: asked once for every row on the way. It has to want one some day.
+        """
         while True:
             cursor = self.cursor
             place = self._order.at(*cursor)
             last = cursor.position + 1 == self._order.length
             self.cursor = Cursor(cursor.epoch + 1, 0) if last else Cursor(cursor.epoch, cursor.position + 1)
-            if place is not None:
+            if place is not None and wanted(place.row):
                 if place.row not in self._ahead:
                     self._read_ahead(cursor)
                 return self._prompt(*place, self._ahead.pop(place.row))

@@ -76,6 +76,8 @@ def needed_beside(key: str) -> dict[str, object]:
     if section == "replay" and field != "replay_fraction":
         prioritised = {"replay_sampling": "advantage"} if field in ("replay_exponent", "replay_correction") else {}
         return {"replay_fraction": 0.5, **prioritised}
+    if section == "curriculum" and field != "kind":
+        return {"kind": "pass_rate"}
     if section == "lora" and field != "lora_r":
         return {"lora_r": 4}
     if field == "warmup_steps":

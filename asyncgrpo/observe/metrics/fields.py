@@ -116,6 +116,8 @@ STEP_FIELDS: Mapping[str, str] = {
     "quarantined_prompts": "rows of the dataset given up since the run started, after generation.max_prompt_failures",
     "prompts_too_long": "rows of the dataset left out, since their prompt has more tokens than the run takes",
     "prompts_shortened": "rows of the dataset whose prompt lost its beginning for that (data.long_prompts: keep_tail)",
+    "curriculum_prompts/<where>": "with curriculum.kind=pass_rate, rows visited so far: those whose pass rate is "
+    "`within` low to high, those `outside`, and `retired` ones",
     "trained_less_generated/<of>": "mean over trained groups less mean over all that finished, so far: `tokens` of a "
     "sample, `reward`; not near 0, training sees other completions than the policy generates",
     "trained_less_generated_error/<of>": "its standard error, groups as the independent units",
