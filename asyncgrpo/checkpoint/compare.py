@@ -64,7 +64,7 @@ MEANING: frozenset[str] = frozenset().union(
     _keys(
         "data",
         "dataset dataset_config dataset_split max_rows prompt_column columns prompt_template mix system_prompt "
-        "shuffle_dataset max_prompt_length long_prompts chat_template_kwargs",
+        "task_arguments shuffle_dataset max_prompt_length long_prompts chat_template_kwargs",
     ),
     _keys("curriculum", "kind pass_reward low high rest_epochs retire_after"),
     _keys("rewards", "path weight name"),

@@ -11,6 +11,9 @@ from pydantic import Field, PositiveInt, field_serializer, model_validator
 
 from asyncgrpo.config.section import PathText, Section
 
+TASKS = "reasoning_gym:"
+"""What the name of a task begins with."""
+
 
 class MixedDataset(Section):
     """One of several datasets that are mixed. What is left out is as in `data`."""
@@ -33,11 +36,13 @@ class MixedDataset(Section):
     """As data.prompt_template."""
     system_prompt: str | None = None
     """As data.system_prompt."""
+    task_arguments: dict[str, Any] | None = None
+    """As data.task_arguments."""
 
     @property
     def label(self) -> str:
         """Its name."""
-        path = PurePath(self.dataset)
+        path = PurePath(self.dataset.removeprefix(TASKS))
         return self.name or (path.stem if path.suffix in (".jsonl", ".json", ".parquet") else path.name)
 
     @model_validator(mode="after")
@@ -50,7 +55,8 @@ class MixedDataset(Section):
 
 class DataSection(Section):
     dataset: PathText = ""
-    """Where prompts come from: a JSONL, JSON or Parquet file, a folder saved by `datasets`, or a name on the hub."""
+    """Where prompts come from: a JSONL, JSON or Parquet file, a folder saved by `datasets`, a name on the hub, or
+    `reasoning_gym:TASK`."""
     dataset_config: str | None = None
     """Configuration of a hub dataset, for example `main` of openai/gsm8k."""
     dataset_split: str = "train"
@@ -67,6 +73,8 @@ class DataSection(Section):
     """Several datasets in place of one, each with a weight: [{dataset: a.jsonl, weight: 0.7}, {dataset: b.jsonl}]."""
     system_prompt: str | None = None
     """Put before every prompt as a system message; string prompts become chats."""
+    task_arguments: dict[str, Any] = Field(default={})
+    """Of a reasoning_gym task: what its configuration takes, as {min_animals: 3}; `size` and `seed` among them."""
     shuffle_dataset: bool = True
     """Shuffle rows anew in every epoch, seeded by run.seed."""
     max_prompt_length: PositiveInt | None = None
@@ -88,6 +96,13 @@ class DataSection(Section):
     def _mix_is_one(self) -> Self:
         if self.mix and self.dataset:
             raise ValueError(f"data.dataset={self.dataset} and data.mix both name datasets; leave one of them out")
+        named = [self.dataset, *(entry.dataset for entry in self.mix)]
+        given = [self.task_arguments, *(entry.task_arguments for entry in self.mix)]
+        if any(given) and not any(dataset.startswith(TASKS) for dataset in named):
+            raise ValueError(
+                "data.task_arguments are for tasks, and no dataset is one; name one, as "
+                f"data.dataset={TASKS}leg_counting"
+            )
         labels = [entry.label for entry in self.mix]
         twice = sorted({label for label in labels if labels.count(label) > 1})
         if twice:
@@ -105,7 +120,7 @@ class DataSection(Section):
         return self.model_copy(update={**own, "dataset": entry.dataset, "mix": ()})
 
 
-_OWN = ("dataset_config", "dataset_split", "max_rows", "columns", "prompt_template", "system_prompt")
+_OWN = ("dataset_config", "dataset_split", "max_rows", "columns", "prompt_template", "system_prompt", "task_arguments")
 
 
 def check_columns(columns: Mapping[str, str]) -> None:

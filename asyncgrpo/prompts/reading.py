@@ -7,16 +7,18 @@ import decimal
 import hashlib
 import itertools
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from asyncgrpo.config.data import TASKS
 from asyncgrpo.config.sections import DataSection
 from asyncgrpo.errors import ConfigError, DataError
 from asyncgrpo.prompts.faults import one_line
 from asyncgrpo.prompts.files import FILES, first_rows, from_mappings, read_file
+from asyncgrpo.prompts.tasks import task_rows
 
 __all__ = ["Read", "from_memory", "read"]
 
@@ -30,10 +32,15 @@ class Read(NamedTuple):
     """Of all values, where the source may give other rows at another time."""
 
 
-def read(data: DataSection) -> Read:
-    """The rows that `data.dataset` names. Raises DataError naming file, row and column, ConfigError without a name."""
+def read(data: DataSection, seed: int) -> Read:
+    """The rows that `data.dataset` names. seed: of tasks that are made.
+
+    Raises DataError naming file, row and column, ConfigError without a name.
+    """
     if not data.dataset:
         raise ConfigError("data.dataset is not set: name a JSONL, JSON or Parquet file, a folder, or a hub dataset")
+    if data.dataset.startswith(TASKS):
+        return _collected(data.dataset, task_rows(data, seed), data)
     path = Path(data.dataset)
     try:
         is_file, is_folder = path.is_file(), path.is_dir()
@@ -99,7 +106,6 @@ def _load(data: DataSection) -> Read:
 def _from_stream(name: str, stream: Any, data: DataSection) -> Read:
     """Its first rows, in memory: every epoch, and every start of the run, needs the same ones."""
     from datasets.exceptions import DatasetsError
-    from datasets.utils import tqdm
 
     if data.max_rows is None:
         raise DataError(
@@ -107,9 +113,15 @@ def _from_stream(name: str, stream: Any, data: DataSection) -> Read:
             "to take from its beginning (all of them, if it has fewer)"
         )
     try:
-        taken = list(tqdm(itertools.islice(stream, data.max_rows), total=data.max_rows, desc=name, unit=" rows"))
+        return _collected(name, stream, data)
     except (OSError, ValueError, DatasetsError) as error:
         raise DataError(f"{name}: reading its rows failed: {one_line(error)}") from error
+
+
+def _collected(name: str, rows: Iterable[Mapping[str, Any]], data: DataSection) -> Read:
+    from datasets.utils import tqdm
+
+    taken = list(tqdm(itertools.islice(rows, data.max_rows), total=data.max_rows, desc=name, unit=" rows"))
     return Read(from_mappings(name, taken, data), _digest(taken))
 
 

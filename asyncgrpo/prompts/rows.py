@@ -33,11 +33,11 @@ def load_rows(
             raise ConfigError("train_dataset is given, and data.mix names datasets; leave one of them out")
         return Rows([_source("train_dataset", from_memory(dataset, data), data)], data.prompt_column, mixed=False)
     if not data.mix:
-        return Rows([_source(data.dataset, read(data), data)], data.prompt_column, mixed=False)
+        return Rows([_source(data.dataset, read(data, config.run.seed), data)], data.prompt_column, mixed=False)
     sources = []
     for entry in data.mix:
         own = data.of(entry)
-        sources.append(_source(entry.dataset, read(own), own, label=entry.label, weight=entry.weight))
+        sources.append(_source(entry.dataset, read(own, config.run.seed), own, label=entry.label, weight=entry.weight))
     return Rows(sources, data.prompt_column, mixed=True)
 
 
