@@ -88,8 +88,11 @@ def _fault(prompt: Any, system_prompt: str | None) -> str | None:
     for message in prompt:
         if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
             return f'{brief(message)} is no chat message; expected {{"role": …, "content": …}}'
-        if not any(message.get(key) is not None for key in ("content", "tool_calls")):
+        content = message.get("content")
+        if content is None and message.get("tool_calls") is None:
             return f"the {message['role']} message has no content"
+        if not isinstance(content, str | list | None):
+            return f"the content of the {message['role']} message is {brief(content)}; expected text"
     if system_prompt is not None and prompt[0]["role"] == "system":
         return "the prompt has a system message already; remove it, or data.system_prompt"
     return None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -67,8 +68,9 @@ def _column(name: str, key: str, values: list[Any]) -> Any:
     import pyarrow
     from datasets import Dataset, Features, Json
 
-    # Arrow would make 2.0 of a 2 that stands beside a 2.5.
-    features = Features({key: Json()}) if kinds_of(values) == {int, float} else None
+    # Arrow would make 2.0 of a 2 that stands beside a 2.5; JSON has no NaN.
+    is_exact = kinds_of(values) == {int, float} and all(value is None or math.isfinite(value) for value in values)
+    features = Features({key: Json()}) if is_exact else None
     try:
         return Dataset.from_dict({key: values}, features=features, on_mixed_types="use_json")
     except UnicodeError as error:

@@ -17,6 +17,7 @@ from asyncgrpo.errors import ConfigError, DataError
 from asyncgrpo.prompts import load_rows
 
 ROWS = [{"prompt": "1+1=", "answer": "2"}, {"prompt": "2+2=", "answer": "4"}]
+NAN = float("nan")
 CHAT = [{"role": "user", "content": "hi"}]
 
 
@@ -95,6 +96,10 @@ def test_chats_keep_their_messages() -> None:
         ([{"prompt": [{"content": "hi"}]}], "is no chat message; expected"),
         ([{"prompt": [{"role": "user"}]}], "row 0: the user message has no content"),
         ([{"prompt": [{"role": "user", "content": None}]}], "row 0: the user message has no content"),
+        (
+            [{"prompt": [{"role": "user", "content": 5}]}],
+            "the content of the user message is the int 5; expected",
+        ),
         (["hi"], "row 0 is the str 'hi', expected an object with a 'prompt'"),
         (
             [{"prompt": "a", "x": None}, {"prompt": "a", "x": 1}, {"prompt": "a", "x": "b"}],
@@ -202,6 +207,11 @@ def test_values_come_back_as_they_were_written(tmp_path: Path) -> None:
     assert [type(row["answer"]) for row in found] == [int, float, type(None), type(None)]
     assert found.read([0, 1, 3])[1] == rows[1]
     assert next(found.prompts()) == [{"role": "user", "content": "hi"}]
+
+
+def test_nan_beside_whole_numbers_stays_nan() -> None:
+    first, second = (row["n"] for row in load_rows(configured(), [{"prompt": "a", "n": NAN}, {"prompt": "b", "n": 1}]))
+    assert (str(first), second) == ("nan", 1.0)
 
 
 @pytest.mark.parametrize("write", [jsonl, json_list, parquet, saved, saved_splits])
