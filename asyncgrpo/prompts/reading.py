@@ -121,7 +121,9 @@ def _from_stream(name: str, stream: Any, data: DataSection) -> Read:
 def _collected(name: str, rows: Iterable[Mapping[str, Any]], data: DataSection) -> Read:
     from datasets.utils import tqdm
 
-    taken = list(tqdm(itertools.islice(rows, data.max_rows), total=data.max_rows, desc=name, unit=" rows"))
+    taken = list(
+        tqdm(itertools.islice(rows, data.max_rows), total=data.max_rows, desc=name, unit=" rows", disable=None)
+    )
     return Read(from_mappings(name, taken, data), _digest(taken))
 
 
