@@ -372,3 +372,17 @@ async def test_an_engine_that_waits_for_its_turn_joins_with_what_is_the_latest_t
         await asyncio.gather(publisher.join("a"), publishing)
     assert engines[0].calls.count("update /v7") == 1
     assert engines[0].calls[-1] == "resume"
+
+
+async def test_what_an_engine_was_given_keeps_its_name_under_a_later_incarnation() -> None:
+    """Going back to a checkpoint, engines serve what they have until the checkpoint's version reaches them."""
+    engine = RecordingEngine("a")
+    publisher, _, _ = supervised(engine)
+    await publisher.publish(12)
+    publisher.adopt("3")
+    assert publisher.given("a") == "2:12"
+    publisher.leave("a")
+    await publisher.join("a")
+    assert (engine.calls[-2], publisher.given("a")) == ("finish 2:12", "2:12"), "weights of the former start"
+    await publisher.publish(8)
+    assert (engine.calls[-2], publisher.given("a")) == ("finish 3:8", "3:8")
