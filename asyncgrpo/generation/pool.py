@@ -70,6 +70,7 @@ class EnginePool:
             lease.end()
 
     def outstanding_tokens(self, engine: str) -> int:
+        """What its open leases may still ask for."""
         return self._seats[engine].outstanding
 
     def set_limit(self, engine: str, limit: int | None) -> None:
