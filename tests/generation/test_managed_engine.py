@@ -276,7 +276,8 @@ async def test_a_guardian_that_is_stuck_leaves_nothing_of_the_engine(tmp_path: P
 
 async def test_an_engine_that_is_over_kills_nobody_who_got_its_process_id(tmp_path: Path) -> None:
     engine = ManagedEngine(spec_of(tmp_path, sys.executable, "-c", "pass"))
-    stranger = subprocess.Popen([sys.executable, "-c", PARENT], start_new_session=True, stdout=subprocess.PIPE)
+    command = [sys.executable, "-c", PARENT]
+    stranger = subprocess.Popen(command, start_new_session=True, stdout=subprocess.PIPE)  # noqa: ASYNC220 (at once)
     try:
         assert stranger.stdout is not None
         stranger.stdout.readline()
