@@ -60,8 +60,8 @@ class Transport(Protocol):
     async def load(self, engine: EngineControl, snapshot: Snapshot, wire_version: str) -> None:
         """Load it into a paused engine: start, update, finish."""
 
-    def discard_before(self, version: int, keep: Collection[int] = ()) -> None:
-        """No engine needs an older one any more, but for those in `keep`."""
+    def discard_but(self, keep: Collection[Snapshot]) -> None:
+        """No engine needs any other, whether it was prepared or its preparing was cut short."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,8 +102,8 @@ class _Seat:
     loading: Severable = field(default_factory=Severable)
     given: _Named | None = None
     """What it was last loaded with; None while it loads, and after a load that failed."""
-    joining_with: int | None = None
-    """Version it loads in order to become a member."""
+    joining_with: Snapshot | None = None
+    """What it loads in order to become a member."""
 
 
 class Publisher:
@@ -133,6 +133,8 @@ class Publisher:
         self._in_flight: InFlight = in_flight
         self._on_served = on_served
         self._latest: _Named | None = None
+        self._is_next_begun = False
+        """One is prepared that is to be loaded next."""
 
     @property
     def holds_learner(self) -> bool:
@@ -146,12 +148,17 @@ class Publisher:
         await self._transport.connect([seat.engine for seat in self._seats.values()])
 
     async def prepare(self, version: int, perturbation: int | None = None) -> Snapshot:
+        """Have the transport make it ready. One that was prepared before and is not loaded will never be: the run went
+        back to a checkpoint."""
+        self._discard()
+        self._is_next_begun = True
         return await self._transport.prepare(version, perturbation)
 
     async def load(self, snapshot: Snapshot) -> PublishReport:
         """Bring a prepared version to every member. An engine that fails is told to `on_failed`; while there is none,
         raises PublishError naming the engine and its own words.
         """
+        self._is_next_begun = False
         named = self._latest = _Named(snapshot, encode_version(self._incarnation, snapshot.version))
         members = [seat for seat in self._seats.values() if seat.is_member]
         paused = await gather_all(*(self._bring_to(seat, named) for seat in members))
@@ -189,7 +196,8 @@ class Publisher:
             seat.is_member = True
             self._on_served(engine, loaded.version)
         finally:
-            self._discard()
+            if not self._is_next_begun:
+                self._discard()
 
     def given(self, engine: str) -> str | None:
         """Name on the wire of the weights an engine has; None while that changes."""
@@ -227,7 +235,7 @@ class Publisher:
         async with seat.lock, self._turns:
             latest = self._latest
             assert latest is not None, "version 0 is published before an engine can leave"
-            seat.joining_with = latest.version
+            seat.joining_with = latest.snapshot
             try:
                 await self._pause_and_load(seat, latest)
             finally:
@@ -264,8 +272,7 @@ class Publisher:
             await self._transport.load(engine, named.snapshot, named.wire_version)
 
     def _discard(self) -> None:
-        """What is older than the latest version, but for what engines join with."""
-        if self._latest is None:
-            return
-        joining = {seat.joining_with for seat in self._seats.values() if seat.joining_with is not None}
-        self._transport.discard_before(self._latest.version, joining)
+        """All but the latest version and what engines join with."""
+        latest = [] if self._latest is None else [self._latest.snapshot]
+        joining = [seat.joining_with for seat in self._seats.values() if seat.joining_with is not None]
+        self._transport.discard_but([*latest, *joining])
