@@ -45,6 +45,8 @@ class EngineError(AsyncGRPOError):
     exit_code = 3
     engine: str | None = None
     """Name of the engine that failed a request; absent where it was none, or is gone."""
+    sent_at: float | None = None
+    """When that request was sent, by the monotonic clock."""
 
 
 class EngineStartError(EngineError):

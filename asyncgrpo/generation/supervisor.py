@@ -86,6 +86,7 @@ class Supervisor:
                     given=partial(publisher.given, client.name),
                     was_paused=partial(publisher.was_paused, client.name),
                     set_limit=partial(pool.set_limit, client.name),
+                    passed=partial(pool.passed_look, client.name),
                 ),
             )
             for client in pool.clients

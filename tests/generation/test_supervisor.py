@@ -34,6 +34,15 @@ async def test_three_failed_looks_eject_and_fewer_do_not() -> None:
         assert case.log == ["a leaves", "stop a", "restart a", "verify a", "a joins"], "a hung one is stopped first"
 
 
+async def test_every_look_that_is_passed_is_told_to_the_pool() -> None:
+    """By which an engine that nobody else asks anything goes on all the same."""
+    async with supervised(managed="a", external="b") as case:
+        assert await case.pool.goes_on("a", 1, sent_at=None, looks=4)
+        looks = case.clients["a"].looks
+        assert await case.pool.goes_on("a", 2, sent_at=None, looks=4)
+        assert case.clients["a"].looks >= looks + 4
+
+
 async def test_strikes_and_failed_publishes_eject() -> None:
     async with supervised(external="abc") as case:
         for _ in range(3):
