@@ -220,6 +220,6 @@ class Supervisor:
         first = next(iter(self._lost.values()))
         if len(self._lost) > 1:
             causes = "\n".join(f"{name}: {cause}" for name, cause in self._lost.items())
-            first = type(first)(f"no engine is left\n{causes}")
+            first = first.saying(f"no engine is left\n{causes}")
         self.verdict = first
         raise first
