@@ -22,11 +22,22 @@
 The command line prints `str(error)` on one line and exits with `exit_code`; a traceback is only for bugs.
 """
 
+from __future__ import annotations
+
+from typing import Self
+
 
 class AsyncGRPOError(Exception):
     """Base of all. The message names the offending value and the remedy."""
 
     exit_code = 1
+
+    def saying(self, message: str) -> Self:
+        """The same error with another message: of its type, which may take more than that to be made, and with all
+        that it carries."""
+        other = type(self).__new__(type(self), message)
+        other.__dict__.update(self.__dict__)
+        return other
 
 
 class ConfigError(AsyncGRPOError):
@@ -45,6 +56,8 @@ class EngineError(AsyncGRPOError):
     exit_code = 3
     engine: str | None = None
     """Name of the engine that failed a request; absent where it was none, or is gone."""
+    sent_at: float | None = None
+    """When that request was sent, by the monotonic clock."""
 
 
 class EngineStartError(EngineError):

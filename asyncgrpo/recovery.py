@@ -116,7 +116,7 @@ class Training:
             self._restarts, self._restarted_from = 0, step
         self._restarts += 1
         if self._restarts > self._session.job.config.learner.max_restarts:
-            raise type(error)(
+            raise error.saying(
                 f"{error}\nthe learner was started {self._restarts - 1} times from the checkpoint of step {step} "
                 "(learner.max_restarts)"
             ) from error

@@ -217,7 +217,7 @@ async def _last_words(managed: Sequence[ManagedEngine], supervisor: Supervisor) 
         if not supervisor.has_begun and (death := await _first_death(managed)):
             raise death from error
         said = "".join(f"\n{engine.spec.name}: {engine.log_tail()}" for engine in managed)
-        raise type(error)(f"{error}{said}") from error
+        raise error.saying(f"{error}{said}") from error
 
 
 async def _first_death(managed: Sequence[ManagedEngine]) -> EngineError | None:

@@ -12,7 +12,7 @@ from asyncgrpo.config.guards import GuardsSection
 from asyncgrpo.config.objective import ObjectiveSection
 from asyncgrpo.config.objective_checks import check_objective
 from asyncgrpo.config.replay_checks import check_replay
-from asyncgrpo.config.secrets import masked
+from asyncgrpo.config.secrets import has_unsafe_login, masked_url
 from asyncgrpo.config.section import Section
 from asyncgrpo.config.sections import (
     BufferSection,
@@ -100,12 +100,17 @@ class RunConfig(Section):
                 f"{last}, and they end at {LAST_PORT}"
             )
         for url in engines.urls:
+            if has_unsafe_login(url):
+                raise ValueError(
+                    f"engines.urls: {masked_url(url)!r} has one of / ? # \\ or a blank before its last @; write them "
+                    "percent-encoded in a login (%2F %3F %23 %5C %20), and an @ that ends no login as %40"
+                )
             if not _is_http(url):
-                raise ValueError(f"engines.urls: {masked(url)!r} is not a URL; write http://host:8000")
+                raise ValueError(f"engines.urls: {masked_url(url)!r} is not a URL; write http://host:8000")
             if engines.api_key_env is not None and urlsplit(url).username is not None:
                 raise ValueError(
-                    f"engines.urls: {masked(url)!r} has a login, and engines.api_key_env={engines.api_key_env} names a "
-                    "key; a request carries one of them; leave one out"
+                    f"engines.urls: {masked_url(url)!r} has a login, and engines.api_key_env={engines.api_key_env} "
+                    "names a key; a request carries one of them; leave one out"
                 )
         return self
 

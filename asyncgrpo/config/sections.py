@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, field_serializer
 
 from asyncgrpo.config.objective import ObjectiveSection as ObjectiveSection
-from asyncgrpo.config.secrets import masked
+from asyncgrpo.config.secrets import masked_url
 from asyncgrpo.config.section import AtLeastTiny, Fraction, PathText
 from asyncgrpo.config.section import Section as Section
 from asyncgrpo.types import InFlight
@@ -169,7 +169,7 @@ class EnginesSection(Section):
     @field_serializer("urls", when_used="json")
     def _without_logins(self, urls: tuple[str, ...]) -> list[str]:
         """What is written down holds no secrets."""
-        return [masked(url) for url in urls]
+        return [masked_url(url) for url in urls]
 
     @property
     def managed_devices(self) -> tuple[str, ...]:

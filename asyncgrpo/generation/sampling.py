@@ -72,7 +72,7 @@ class Sampling:
                 if idle_answers:  # it waited in the engine's queue, and will again
                     await asyncio.sleep(_backoff(idle_answers))
             except EngineError as error:
-                self._pool.report(engine, error, self._group_id)
+                self._pool.report(engine, error, self._group_id, sent_at)
                 raise
             else:
                 self._pool.report(engine, None, self._group_id, sent_at)
@@ -112,7 +112,7 @@ class Sampling:
         if self._attempts == 1:
             return error
         last = EngineUnavailable(f"{error} (attempt {self._attempts} of {self._attempts})")
-        last.engine = error.engine
+        last.engine, last.sent_at = error.engine, error.sent_at
         return last
 
 

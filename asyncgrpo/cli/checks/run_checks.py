@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 from asyncgrpo.cli.checks.check import Check
 from asyncgrpo.config import RunConfig
 from asyncgrpo.config.resolve import Machine, locate_model, resolve
-from asyncgrpo.config.secrets import masked
+from asyncgrpo.config.secrets import masked_url
 from asyncgrpo.errors import AsyncGRPOError
 from asyncgrpo.forecast import former_model
 from asyncgrpo.generation.spec import check_ports
@@ -27,7 +27,7 @@ def devices(config: RunConfig) -> Check:
 
     def placement() -> str:
         placed = resolve(config, Machine.here())
-        engines = (*placed.engines.devices, *map(masked, placed.engines.urls))
+        engines = (*placed.engines.devices, *map(masked_url, placed.engines.urls))
         return f"engines on {', '.join(engines)}, learner on {', '.join(placed.learner.devices)}"
 
     return _verdict("placement", placement)
@@ -85,10 +85,10 @@ def engines_listen(config: RunConfig) -> Check:
             port = parts.port or {"http": 80, "https": 443}[parts.scheme]
             socket.create_connection((parts.hostname, port), timeout=_CONNECT_TIMEOUT).close()
         except (OSError, ValueError) as error:
-            return Check("engines", "fail", f"{masked(url)}: {error}", "start the server, or change engines.urls")
+            return Check("engines", "fail", f"{masked_url(url)}: {error}", "start the server, or change engines.urls")
     managed = len(config.engines.managed_devices)
     started = [f"{managed} to be started"] if managed else []
-    return Check("engines", "ok", ", ".join([*map(masked, config.engines.urls), *started]))
+    return Check("engines", "ok", ", ".join([*map(masked_url, config.engines.urls), *started]))
 
 
 def ports(config: RunConfig) -> Check:
