@@ -97,7 +97,18 @@ def test_the_command_says_whether_it_came_out_the_same(
     assert "the first is step 1" in said or "the first is step 2" in said
 
 
-def test_the_command_fails_when_an_unchanged_run_comes_out_differently(recorded: RunFolder, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("changes", "code"),
+    [
+        (["--run.output_dir={out}"], 1),
+        (["--run.output_dir", "{out}"], 1),
+        (["--run.output_dir={out}", "--observe.log_level=debug"], 1),
+        (["--run.output_dir={out}", "--training.max_grad_norm", "0.01"], 0),
+    ],
+)
+def test_the_command_fails_when_an_unchanged_run_comes_out_differently(
+    recorded: RunFolder, tmp_path: Path, changes: list[str], code: int
+) -> None:
     copy = tmp_path / "copy"
     copy.mkdir()
     for name in ("config.yaml", "rollouts"):
@@ -105,4 +116,5 @@ def test_the_command_fails_when_an_unchanged_run_comes_out_differently(recorded:
     records = [json.loads(line) for line in recorded.metrics_file.read_text().splitlines()]
     records[1]["loss"] += 1e-9
     (copy / "metrics.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
-    assert main(["replay", str(copy), "--steps", "2", f"--run.output_dir={tmp_path / 'out'}"]) == 1
+    words = [word.format(out=tmp_path / "out") for word in changes]
+    assert main(["replay", str(copy), "--steps", "2", *words]) == code
