@@ -19,7 +19,7 @@ from typing import Any, BinaryIO
 
 from asyncgrpo.observe.files import write_text
 
-__all__ = ["MANIFEST", "Damaged", "Manifest", "check", "read_manifest", "take_stock", "write_manifest"]
+__all__ = ["MANIFEST", "Damaged", "Lost", "Manifest", "check", "read_manifest", "take_stock", "write_manifest"]
 
 MANIFEST = "manifest.json"
 FORMAT = 1
@@ -27,7 +27,11 @@ CHUNK = 2**22
 
 
 class Damaged(Exception):
-    """A folder is no complete checkpoint. The message says why, without the folder's name."""
+    """A folder is no complete checkpoint, as far as one can read now. The message says why, without its name."""
+
+
+class Lost(Damaged):
+    """A file of it is missing or has another size: that does not pass, as an error of reading may."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,11 +88,11 @@ def write_manifest(folder: Path, manifest: Manifest) -> None:
 
 
 def read_manifest(folder: Path) -> Manifest:
-    """Raises Damaged."""
+    """Raises Damaged, and Lost if there is none."""
     try:
         text = (folder / MANIFEST).read_text(encoding="utf-8")
     except FileNotFoundError:
-        raise Damaged(f"has no {MANIFEST}") from None
+        raise Lost(f"has no {MANIFEST}") from None
     except (OSError, UnicodeDecodeError) as error:
         raise Damaged(f"{MANIFEST} cannot be read: {error}") from error
     try:
@@ -104,7 +108,7 @@ def read_manifest(folder: Path) -> Manifest:
 
 
 def check(folder: Path, manifest: Manifest, *, hashes: bool = True) -> None:
-    """Compare a folder with its manifest: sizes, and checksums unless told not to. Raises Damaged.
+    """Compare a folder with its manifest: sizes, and checksums unless told not to. Raises Damaged, of which Lost.
 
     Files that the manifest does not name are ignored.
     """
@@ -113,11 +117,11 @@ def check(folder: Path, manifest: Manifest, *, hashes: bool = True) -> None:
             with open(folder / name, "rb") as file:
                 size = os.fstat(file.fileno()).st_size
                 if size != record.size:
-                    raise Damaged(f"{name} has {size} bytes, {record.size} were written")
+                    raise Lost(f"{name} has {size} bytes, {record.size} were written")
                 if hashes and _sha256(file) != record.sha256:
                     raise Damaged(f"{name} is not what was written: its checksum differs")
-        except FileNotFoundError:
-            raise Damaged(f"{name} is missing") from None
+        except (FileNotFoundError, NotADirectoryError):
+            raise Lost(f"{name} is missing") from None
         except OSError as error:
             raise Damaged(f"{name} cannot be read: {error.strerror or error}") from error
 

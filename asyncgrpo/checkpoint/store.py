@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
-from asyncgrpo.checkpoint.manifest import Damaged, Manifest, check, read_manifest, take_stock, write_manifest
+from asyncgrpo.checkpoint.manifest import Damaged, Lost, Manifest, check, read_manifest, take_stock, write_manifest
 from asyncgrpo.checkpoint.names import (
     aside_name,
     parse_aside,
@@ -29,7 +29,7 @@ from asyncgrpo.checkpoint.names import (
     parse_step,
     rewound_name,
     step_name,
-    to_keep,
+    to_remove,
 )
 from asyncgrpo.concurrency import aside
 from asyncgrpo.errors import CheckpointError, RunFolderError
@@ -178,11 +178,10 @@ class CheckpointStore:
 
     def _prune(self, newest: int) -> None:
         """What cannot be removed costs space, not the run."""
-        complete = [step for step in self.steps() if self._is_complete(step)]
-        kept = to_keep(complete, self._keep_last, self._keep_every)
+        outdated = self._outdated()
         for name in self._names():
             step, aside, rewound = parse_step(name), parse_aside(name), parse_rewound(name)
-            is_pruned = step is not None and step < newest and step not in kept
+            is_pruned = step is not None and step < newest and step in outdated
             is_outdone = (aside is not None and aside[1] != "tmp") or (rewound is not None and rewound <= newest)
             if not (is_pruned or is_outdone):
                 continue
@@ -195,12 +194,20 @@ class CheckpointStore:
             except OSError as error:
                 logger.warning("cannot remove %s: %s", self.folder / name, error)
 
-    def _is_complete(self, step: int) -> bool:
-        try:
-            self._open(step, hashes=False)
-        except Damaged:
-            return False
-        return True
+    def _outdated(self) -> set[int]:
+        """Steps to remove. One that cannot be read now, or is not understood, is not counted on, nor removed for it:
+        it goes when it would have gone anyway."""
+        steps, complete, lost = self.steps(), [], []
+        for step in steps:
+            try:
+                self._open(step, hashes=False)
+            except Lost:
+                lost.append(step)
+            except Damaged as error:
+                logger.warning("%s %s", self.folder / step_name(step), error)
+            else:
+                complete.append(step)
+        return to_remove(steps, complete=complete, lost=lost, keep_last=self._keep_last, keep_every=self._keep_every)
 
 
 class Draft:

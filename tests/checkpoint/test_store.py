@@ -189,6 +189,39 @@ async def test_a_damaged_one_does_not_count_among_those_kept(tmp_path: Path) -> 
     assert store.steps() == [3, 1]
 
 
+@pytest.mark.parametrize("name", ["state.json", MANIFEST])
+async def test_one_that_cannot_be_read_now_is_not_counted_on_and_goes_by_age_only(tmp_path: Path, name: str) -> None:
+    store = CheckpointStore(tmp_path, keep_last=2)
+    for step in (1, 2):
+        await save(store, step)
+    path = tmp_path / "step-00000002" / name
+    content = path.read_bytes()
+    path.unlink()
+    path.symlink_to(path)  # the kernel refuses to open it, as on a disk with errors
+    await save(store, 3)
+    assert store.steps() == [3, 2, 1]
+    path.unlink()
+    path.write_bytes(content)
+    assert store.at(2).step == 2
+    path.unlink()
+    path.symlink_to(path)
+    await save(store, 4)
+    assert store.steps() == [4, 3]
+
+
+@pytest.mark.parametrize("damage", ["missing", "unreadable"])
+async def test_one_that_is_kept_for_ever_is_kept_damaged_as_well(tmp_path: Path, damage: str) -> None:
+    store = CheckpointStore(tmp_path, keep_last=1, keep_every=2)
+    await save(store, 2)
+    path = tmp_path / "step-00000002" / "state.json"
+    path.unlink()
+    if damage == "unreadable":
+        path.symlink_to(path)
+    for step in (3, 5):
+        await save(store, step)
+    assert store.steps() == [5, 2]
+
+
 async def test_saving_a_step_again_replaces_it(tmp_path: Path) -> None:
     store = CheckpointStore(tmp_path, keep_last=1)
     await save(store, 5)
