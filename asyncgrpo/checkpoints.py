@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any
 
 from asyncgrpo.checkpoint.cadence import due
-from asyncgrpo.checkpoint.compare import config_hash
 from asyncgrpo.checkpoint.store import CheckpointStore
 from asyncgrpo.concurrency import deadline
 from asyncgrpo.config.sections import CheckpointSection
@@ -93,9 +92,7 @@ class Checkpoints:
             what = f"saving the checkpoint of step {step}"
             async with (
                 deadline(self._section.save_timeout, CheckpointError, f"{what} (checkpoint.save_timeout)"),
-                self._store.writing(
-                    step, incarnation=session.folder.incarnation, config_hash=config_hash(config)
-                ) as draft,
+                self._store.writing(step, incarnation=session.folder.incarnation) as draft,
             ):
                 await draft.run(lambda folder: (folder / LEARNER).mkdir())
                 await session.learner.save(draft.folder / LEARNER)

@@ -11,7 +11,6 @@ import json
 import os
 import re
 import stat
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -46,21 +45,11 @@ class Manifest:
     step: int
     """Steps taken, which is the policy version."""
     incarnation: str
-    config_hash: str
-    saved_at: float
-    """Seconds since 1970."""
     files: Mapping[str, FileRecord]
     """By path below the folder, with `/`."""
 
-    @property
-    def bytes(self) -> int:
-        """Of all files."""
-        return sum(record.size for record in self.files.values())
 
-
-def take_stock(
-    folder: Path, *, step: int, incarnation: str, config_hash: str, alive: Callable[[], None] = lambda: None
-) -> Manifest:
+def take_stock(folder: Path, *, step: int, incarnation: str, alive: Callable[[], None] = lambda: None) -> Manifest:
     """Read every file of a folder, and have it on disk at return. `alive` is called between chunks and may raise.
 
     Raises OSError, and ValueError for what is no plain file: a link's target would not be part of the checkpoint.
@@ -70,7 +59,7 @@ def take_stock(
         with open(folder / name, "rb") as file:
             records[name] = FileRecord(os.fstat(file.fileno()).st_size, _sha256(file, alive))
             os.fsync(file.fileno())
-    return Manifest(step=step, incarnation=incarnation, config_hash=config_hash, saved_at=time.time(), files=records)
+    return Manifest(step=step, incarnation=incarnation, files=records)
 
 
 def write_manifest(folder: Path, manifest: Manifest) -> None:
@@ -80,8 +69,6 @@ def write_manifest(folder: Path, manifest: Manifest) -> None:
         "step": manifest.step,
         "version": manifest.step,
         "incarnation": manifest.incarnation,
-        "config_hash": manifest.config_hash,
-        "saved_at": manifest.saved_at,
         "files": {name: {"size": record.size, "sha256": record.sha256} for name, record in manifest.files.items()},
     }
     write_text(folder / MANIFEST, json.dumps({**body, "checksum": _checksum(body)}, indent=1) + "\n")
@@ -137,8 +124,6 @@ def _manifest(body: Mapping[str, Any]) -> Manifest:
     return Manifest(
         step=int(body["step"]),
         incarnation=str(body["incarnation"]),
-        config_hash=str(body["config_hash"]),
-        saved_at=float(body["saved_at"]),
         files=files,
     )
 
