@@ -1,10 +1,13 @@
 """Training once more from what a run recorded: the same to the last bit, or another objective on the same data."""
 
 import json
+import shutil
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
+from disk_cases import hanging
 from run_cases import FAKE_ENGINE, make_job, run_config
 from safetensors.numpy import load_file
 
@@ -14,8 +17,9 @@ from asyncgrpo.config.render import render_config
 from asyncgrpo.errors import ConfigError, RunFolderError
 from asyncgrpo.launch import run_job
 from asyncgrpo.observe.recorded_groups import read_trained_groups, recorded_steps
+from asyncgrpo.observe.recorder import rollout_file
 from asyncgrpo.observe.run_folder import RunFolder
-from asyncgrpo.retraining import load_rerun, retrain
+from asyncgrpo.retraining import RetrainedStep, load_rerun, retrain
 
 
 @pytest.fixture(scope="module")
@@ -80,6 +84,18 @@ def test_a_damaged_rollout_file_is_named(recorded: RunFolder, tmp_path: Path) ->
         read_trained_groups(RunFolder(tmp_path), 1)
     with pytest.raises(RunFolderError, match=r"needs observe.save_rollouts=true"):
         recorded_steps(RunFolder(tmp_path / "elsewhere"))
+
+
+def test_a_disk_that_hangs_ends_the_replay(recorded: RunFolder, tmp_path: Path) -> None:
+    copy = RunFolder(shutil.copytree(recorded.path, tmp_path / "copy"))
+    with ExitStack() as stack:
+
+        def hang(step: RetrainedStep) -> None:
+            stack.enter_context(hanging(rollout_file(copy, step.step + 1)))
+
+        late = r"reading the rollouts of step 2 \(observe\.write_timeout\) took longer than 5 s"
+        with pytest.raises(RunFolderError, match=late):
+            again(copy, tmp_path, "--observe.write_timeout=5", on_step=hang)
 
 
 def test_the_command_says_whether_it_came_out_the_same(
