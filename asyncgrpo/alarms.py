@@ -50,6 +50,6 @@ class Alarms:
         with self._session.learner_time.during("paused"):
             await first_of(self._may_go_on.wait(), stop.wait())
         self._may_go_on.set()
-        self._guards.forgive()
         if not stop.is_set():
+            self._guards.forgive()
             progress.note("going on")

@@ -80,11 +80,11 @@ class Books:
         self._settle(group_id, "reissued" if again else "dropped", reason)
         return again
 
-    def reissue(self, group: Group) -> bool:
-        """A finished group is over-stale. True: its prompt comes again. Otherwise `untrained` hears of its drop."""
+    def reissue(self, group: Group, reason: str) -> bool:
+        """A finished group is not to be trained. True: its prompt comes again. False: `untrained` hears of its drop."""
         if self._prompts.reissue(self._tickets[group.group_id]) == "quarantined":
             return False
-        self._settle(group.group_id, "reissued", "stale")
+        self._settle(group.group_id, "reissued", reason)
         return True
 
     def untrained(self, groups: Iterable[Untrained]) -> None:

@@ -43,18 +43,13 @@ class Checkpoints:
         self._store = store_of(session.folder, session.job.config.checkpoint)
         self._writing: asyncio.Task[None] | None = None
         self._saved_at = time.monotonic()
-        self._complete_step = parts.buffer.contract.version
+        self._complete_step = self._tried_step = parts.buffer.contract.version
+        self._calm_step = self._complete_step if guards.is_calm else None
 
     @property
     def needed_from(self) -> int | None:
         """The step of the newest checkpoint, 0 before the first; None if there will be none."""
-        return self._complete_step if self.is_on or self._complete_step else None
-
-    @property
-    def is_on(self) -> bool:
-        """Whether any setting asks for checkpoints at all."""
-        section = self._section
-        return bool(section.save_steps or section.keep_every or section.save_minutes)
+        return self._complete_step if self._section.is_on or self._complete_step else None
 
     async def after(self, step: int, background: asyncio.TaskGroup) -> None:
         """A step is done and on disk. Saves if that is due; returns when the next step may train."""
@@ -64,11 +59,11 @@ class Checkpoints:
             await self._save(step, reason, background)
 
     async def at_the_end(self, step: int, background: asyncio.TaskGroup) -> None:
-        """No step will be trained after this one. Saves, unless that is turned off or done; returns when it is on disk
-        or has failed."""
+        """No step will be trained after this one. Saves, unless that is turned off or was tried; returns when it is on
+        disk or has failed."""
         if self._writing is not None:
             await self._writing
-        if step != self._complete_step and (self.is_on or self.asked.is_set()):
+        if step != self._tried_step and (self._section.is_on or self.asked.is_set()):
             await (await self._save(step, "the end of the run", background))
 
     async def _save(self, step: int, reason: str, background: asyncio.TaskGroup) -> asyncio.Task[None]:
@@ -77,15 +72,18 @@ class Checkpoints:
             if self._writing is not None:
                 await self._writing  # never two at a time
             more = {"guards": self._guards.state()}
+            is_calm = self._guards.is_calm
             captured = capture(self._parts, lengths(self._session.folder), more)
             learner_is_free = asyncio.Event()
-            self._saved_at = time.monotonic()
-            saving = self._write(step, captured, learner_is_free, reason)
+            self._saved_at, self._tried_step = time.monotonic(), step
+            saving = self._write(step, captured, learner_is_free, reason, is_calm)
             self._writing = background.create_task(saving, name=f"checkpoint {step}")
             await learner_is_free.wait()
             return self._writing
 
-    async def _write(self, step: int, captured: Captured, learner_is_free: asyncio.Event, reason: str) -> None:
+    async def _write(
+        self, step: int, captured: Captured, learner_is_free: asyncio.Event, reason: str, is_calm: bool
+    ) -> None:
         session, config = self._session, self._session.job.config
         started = time.monotonic()
         try:
@@ -99,7 +97,9 @@ class Checkpoints:
                 learner_is_free.set()
                 await draft.run(partial(write, captured))
                 await draft.run(partial(_write_config, config.model_dump(mode="json")))
-                await draft.commit(sync=growing_files(session.folder))
+                # A guard that wants to go back must find one from before it saw anything.
+                keep = () if is_calm or self._calm_step is None else (self._calm_step,)
+                await draft.commit(sync=growing_files(session.folder), keep=keep)
         except (CheckpointError, LearnerError) as error:  # the end of a rank is told by who watches it
             session.metrics.checkpoint_failures.inc()
             session.progress.note(f"warning: {error}")
@@ -107,6 +107,7 @@ class Checkpoints:
         else:
             seconds = time.monotonic() - started
             self._complete_step = step
+            self._calm_step = step if is_calm else self._calm_step
             session.metrics.checkpoint_step.set(step)
             session.metrics.checkpoint_duration.observe(seconds)
             logger.info("checkpoint of step %d saved in %.2f s, asked for by %s", step, seconds, reason)

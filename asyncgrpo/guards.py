@@ -26,6 +26,7 @@ from asyncgrpo.config.guards import GuardAction, GuardsSection
 from asyncgrpo.observe.metrics import StepRecord, labels_of
 
 GRAVITY: Sequence[GuardAction] = ("off", "warn", "pause", "rollback", "stop")
+GRAVE: Sequence[GuardAction] = ("rollback", "stop")
 WINDOW = 32
 """Steps whose median a spike is held against."""
 FEWEST = 8
@@ -75,8 +76,9 @@ class Guards:
 
     @property
     def is_calm(self) -> bool:
-        """No guard sees anything bad at the moment: a checkpoint taken now is one to go back to."""
-        return not any(row for key, row in self._rows.items() if self._action(key.partition("/")[0]) != "off")
+        """No guard that would go back, or end the run, sees anything bad at the moment: a checkpoint taken now is one
+        to go back to. What is only warned of may last for the whole run."""
+        return not any(row for key, row in self._rows.items() if self._action(key.partition("/")[0]) in GRAVE)
 
     def forgive(self) -> None:
         """Start counting anew, as when a person has looked and lets the run go on."""

@@ -32,7 +32,7 @@ from asyncgrpo.observe.recorder import read_metrics
 from asyncgrpo.observe.run_folder import RunFolder
 from asyncgrpo.observe.summary import write_summary
 from asyncgrpo.preflight import Job, prepare
-from asyncgrpo.recovery import Training
+from asyncgrpo.recovery import Training, load_saved
 from asyncgrpo.resuming import Beginning, begin
 from asyncgrpo.runtime import run_on_loop
 from asyncgrpo.session import Session, open_session, prove_weights
@@ -102,7 +102,7 @@ def run_job(
 async def _run(
     job: Job, forecast: Forecast, beginning: Beginning, progress: Progress, engine_module: str, on_start: OnStart
 ) -> Outcome:
-    folder, checkpoint, notes = beginning
+    job, folder, checkpoint, notes = beginning
     run = asyncio.current_task()
     assert run is not None
     on_start(asyncio.get_running_loop(), run)
@@ -111,13 +111,15 @@ async def _run(
         progress.note(f"  note: {remark}")
     await forecast.at_start(folder, progress)
     async with _signals(progress) as signals, open_session(job, folder, progress, engine_module) as session:
+        saved = None
         if checkpoint is not None:
             await _load(session, checkpoint)
+            saved = await load_saved(session, checkpoint)
         version = checkpoint.step if checkpoint else 0
         with progress.phase(f"publishing version {version} and proving it"):
             for agreement in await prove_weights(session, version):
                 progress.note(f"  {agreement}")
-        training = Training(session, checkpoint, forecast.on_step)
+        training = Training(session, saved, forecast.on_step)
         signals.steps_begin(training)
         await forecast.beside(training.run(), folder, progress)
         if training.steps_done:

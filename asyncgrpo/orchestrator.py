@@ -21,7 +21,6 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Sequence
-from pathlib import Path
 
 import numpy as np
 
@@ -43,9 +42,10 @@ from asyncgrpo.observe.reuse import ReuseMeter
 from asyncgrpo.observe.steps import step_record
 from asyncgrpo.rewards.decoding import decoder_of
 from asyncgrpo.rewards.functions import score_group
-from asyncgrpo.run_state import RunParts, read, restore
+from asyncgrpo.run_state import Captured, RunParts, restore
 from asyncgrpo.runtime import collector_spared
 from asyncgrpo.session import Session
+from asyncgrpo.stalls import NAMED
 from asyncgrpo.step_log import StepLog
 from asyncgrpo.types import Batch, Completion, Group, Prompt, Sample, Snapshot, StepReport
 
@@ -55,10 +55,10 @@ logger = logging.getLogger(__name__)
 class Orchestrator:
     """Runs the steps of one session. `stop` may be set from a signal handler; `on_step` is told of every step done.
 
-    checkpoint: folder of one to go on from; engines and learner have its version.
+    saved: to go on from; engines and learner have that version.
     """
 
-    def __init__(self, session: Session, checkpoint: Path | None = None) -> None:
+    def __init__(self, session: Session, saved: Captured | None = None) -> None:
         self.session = session
         config = session.job.config
         self.config = config
@@ -82,9 +82,9 @@ class Orchestrator:
         session.metrics.buffer_groups.set_function(lambda: self.buffer.contract.buffered)
         session.metrics.buffer_slots_held.set_function(lambda: self.buffer.contract.slots_held)
         parts = RunParts(self.books, self.buffer, self.batches.replay, self.reuse)
-        if checkpoint is not None:
-            restore(parts, checkpoint, session.job.prompts, allow_changed=config.run.allow_changes)
-            self.guards.restore(read(checkpoint)["more"]["guards"])
+        if saved is not None:
+            restore(parts, saved, allow_changed=config.run.allow_changes)
+            self.guards.restore(saved.state["more"]["guards"])
         self.checkpoints = Checkpoints(session, parts, self.guards)
         self.alarms = Alarms(session, self.guards)
         self.log = StepLog(session, contract, self.books)
@@ -228,7 +228,7 @@ class Orchestrator:
         return groups
 
     def _stalled(self, what: str) -> StallError:
-        waiting = self.books.named(self.buffer.contract.blocking()[:8])
+        waiting = self.books.named(self.buffer.contract.blocking()[:NAMED])
         return StallError(f"{what} (buffer.stall_timeout); groups in flight, most urgent first: {waiting or 'none'}")
 
     async def _start_publish(

@@ -18,7 +18,7 @@ from asyncgrpo.errors import AsyncGRPOError, CheckpointError, GuardError, Learne
 from asyncgrpo.observe.watchdog import Watchdog
 from asyncgrpo.orchestrator import Orchestrator
 from asyncgrpo.resuming import go_back, newest
-from asyncgrpo.run_state import read
+from asyncgrpo.run_state import Captured, load, read
 from asyncgrpo.session import Session
 
 logger = logging.getLogger(__name__)
@@ -27,18 +27,18 @@ _READING = "looking for the newest complete checkpoint"
 
 
 class Training:
-    """Of one session, from `checkpoint` or from the start. Engines have to serve that version.
+    """Of one session, from what a checkpoint `saved` or from the start. Engines have to serve that version.
 
     `stop` may be set from a signal handler, and `on_user_signal` be called from one.
     """
 
     def __init__(
-        self, session: Session, checkpoint: Checkpoint | None = None, on_step: Callable[[int], None] = lambda step: None
+        self, session: Session, saved: Captured | None = None, on_step: Callable[[int], None] = lambda step: None
     ) -> None:
         self.stop = asyncio.Event()
         self._session, self._on_step = session, on_step
         self._restarts, self._restarted_from = 0, -1
-        self._orchestrator = self._prepared(checkpoint)
+        self._orchestrator = self._prepared(saved)
 
     @property
     def steps_done(self) -> int:
@@ -86,12 +86,16 @@ class Training:
         async with deadline(config.checkpoint.save_timeout, CheckpointError, f"{_READING} (checkpoint.save_timeout)"):
             checkpoint, skipped = await aside(lambda: newest(session.folder, config, is_wanted))
         if checkpoint is None:
-            raise type(error)(f"{error}\nthere is no checkpoint to go back to") from error
+            passed_over = "".join(f"\n{note}" for note in skipped)
+            raise type(error)(
+                f"{error}\nthere is no checkpoint to go back to (checkpoint.* says when one is saved){passed_over}"
+            ) from error
         if not is_rollback:
             self._count_restart(checkpoint.step, error)
         for note in [f"{error}", *skipped]:
             session.progress.note(f"warning: {note}")
         with session.progress.phase(f"going back to the checkpoint of step {checkpoint.step}"):
+            await self._orchestrator.log.settle()
             timeout = config.checkpoint.save_timeout
             async with deadline(timeout, CheckpointError, "taking back what came after (checkpoint.save_timeout)"):
                 await aside(lambda: self._take_back(checkpoint))
@@ -102,8 +106,9 @@ class Training:
                 else:
                     await session.learner.restart(checkpoint.folder / LEARNER, checkpoint.step)
                 await self._publish(checkpoint.step)
+            saved = await load_saved(session, checkpoint)
         guards = self._orchestrator.guards.state()
-        self._orchestrator = self._prepared(checkpoint)
+        self._orchestrator = self._prepared(saved)
         self._orchestrator.guards.count_rollbacks(guards)
 
     def _count_restart(self, step: int, error: AsyncGRPOError) -> None:
@@ -130,10 +135,18 @@ class Training:
         async with deadline(timeout, StallError, f"version {version}: waiting for an engine that serves it"):
             await session.pool.until_served(version)
 
-    def _prepared(self, checkpoint: Checkpoint | None) -> Orchestrator:
-        orchestrator = Orchestrator(self._session, checkpoint.folder if checkpoint else None)
+    def _prepared(self, saved: Captured | None) -> Orchestrator:
+        orchestrator = Orchestrator(self._session, saved)
         orchestrator.stop, orchestrator.on_step = self.stop, self._on_step
         return orchestrator
+
+
+async def load_saved(session: Session, checkpoint: Checkpoint) -> Captured:
+    """The orchestrator's part of a checkpoint. Raises DataError or CheckpointError."""
+    job, config = session.job, session.job.config
+    what = f"reading {checkpoint.folder} (checkpoint.save_timeout)"
+    async with deadline(config.checkpoint.save_timeout, CheckpointError, what):
+        return await aside(lambda: load(checkpoint.folder, job.prompts, allow_changed=config.run.allow_changes))
 
 
 def _is_any(checkpoint: Checkpoint) -> bool:

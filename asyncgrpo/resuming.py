@@ -2,7 +2,8 @@
 
     lock -> newest complete checkpoint -> are the settings those of the run? -> take back what came after it
 
-Nothing is taken back before everything that could refuse the resume has been asked.
+Nothing is taken back before everything was asked that can be without a model: settings, dataset, lengths of files. A
+learner that does not take its part of the checkpoint refuses later; the same command then goes on from there.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Callable
+from dataclasses import replace
 from typing import NamedTuple
 
 from asyncgrpo.checkpoint.compare import check_resumable, differences
@@ -18,7 +20,7 @@ from asyncgrpo.checkpoints import read_config, store_of
 from asyncgrpo.config import RunConfig
 from asyncgrpo.errors import CheckpointError, RunFolderError
 from asyncgrpo.observe.recorder import read_metrics
-from asyncgrpo.observe.rewind import growing_files, rewind
+from asyncgrpo.observe.rewind import check_lengths, growing_files, rewind
 from asyncgrpo.observe.run_folder import RunFolder
 from asyncgrpo.preflight import Job
 from asyncgrpo.run_state import read
@@ -27,6 +29,7 @@ logger = logging.getLogger(__name__)
 
 
 class Beginning(NamedTuple):
+    job: Job
     folder: RunFolder
     """Locked; to be closed."""
     checkpoint: Checkpoint | None
@@ -39,27 +42,31 @@ def begin(job: Job) -> Beginning:
     """Raises RunFolderError, CheckpointError or ConfigError, each naming value and remedy."""
     run, there = job.config.run, RunFolder(job.config.run.output_dir)
     if run.resume == "allow" and there.was_cut_off:
-        return _begin_again(job.config)
+        return _begin_again(job)
     if run.resume == "never" or (run.resume == "allow" and not there.has_checkpoint):
-        return Beginning(RunFolder.create(run.output_dir), None, [])
+        return Beginning(job, RunFolder.create(run.output_dir), None, [])
     folder = RunFolder.reopen(run.output_dir)
     try:
         checkpoint, notes = _choose(folder, job.config)
+        job = _with_saved_dtype(job, checkpoint)
         notes += _changes(checkpoint, job.config)
         if checkpoint.step > job.total_steps or (checkpoint.step == job.total_steps and _has_ended(folder)):
             raise RunFolderError(
                 f"run folder {folder.path} has trained all {checkpoint.step} steps; raise training.max_steps to go on, "
                 "or choose another run.output_dir"
             )
+        prompts = read(checkpoint.folder)["books"]["prompts"]["stream"]
+        job.prompts.restore(prompts, allow_changed=run.allow_changes)
         go_back(folder, checkpoint, job.config)
     except BaseException:
         folder.close()
         raise
-    return Beginning(folder, checkpoint, [f"resuming after step {checkpoint.step} of {job.total_steps}", *notes])
+    return Beginning(job, folder, checkpoint, [f"resuming after step {checkpoint.step} of {job.total_steps}", *notes])
 
 
-def _begin_again(config: RunConfig) -> Beginning:
+def _begin_again(job: Job) -> Beginning:
     """A run that was cut off before its first checkpoint begins anew in the same folder."""
+    config = job.config
     folder = RunFolder.begin_again(config.run.output_dir)
     try:
         store_of(folder, config.checkpoint).clear_leftovers()
@@ -68,7 +75,7 @@ def _begin_again(config: RunConfig) -> Beginning:
         folder.close()
         raise
     names = ", ".join(path.name for path in aside) or "nothing"
-    return Beginning(folder, None, [f"begun anew: it was cut off before its first checkpoint; put aside: {names}"])
+    return Beginning(job, folder, None, [f"begun anew: it was cut off before its first checkpoint; put aside: {names}"])
 
 
 def _has_ended(folder: RunFolder) -> bool:
@@ -79,9 +86,14 @@ def _has_ended(folder: RunFolder) -> bool:
 
 
 def go_back(folder: RunFolder, checkpoint: Checkpoint, config: RunConfig) -> None:
-    """Take back what the run did after a checkpoint. May be repeated after a kill."""
+    """Take back what the run did after a checkpoint. May be repeated after a kill.
+
+    Raises RunFolderError or CheckpointError; nothing has then changed, unless the disk refused.
+    """
+    lengths = read(checkpoint.folder)["lengths"]
+    check_lengths(folder, lengths)
     store_of(folder, config.checkpoint).set_aside_after(checkpoint.step)
-    for path in rewind(folder, read(checkpoint.folder)["lengths"], checkpoint.step):
+    for path in rewind(folder, lengths, checkpoint.step):
         logger.info("put aside: %s", path)
 
 
@@ -113,6 +125,15 @@ def _choose(folder: RunFolder, config: RunConfig) -> tuple[Checkpoint, list[str]
             f"run.output_dir, or remove the folder to start anew\n{reasons}"
         )
     return checkpoint, skipped
+
+
+def _with_saved_dtype(job: Job, checkpoint: Checkpoint) -> Job:
+    """What running engines compute in is known once they are asked: they are held to what they did before."""
+    saved = read_config(checkpoint.folder)["engines"]["dtype"]
+    if job.config.engines.dtype != "auto":
+        return job
+    engines = job.config.engines.model_copy(update={"dtype": saved})
+    return replace(job, config=job.config.model_copy(update={"engines": engines}))
 
 
 def _changes(checkpoint: Checkpoint, config: RunConfig) -> list[str]:

@@ -95,20 +95,31 @@ def read(folder: Path) -> Mapping[str, Any]:
     return state
 
 
-def restore(parts: RunParts, folder: Path, prompts: PromptStream, *, allow_changed: bool = False) -> None:
-    """Bring the parts of a run that has not begun to where the checkpoint was saved.
+def load(folder: Path, prompts: PromptStream, *, allow_changed: bool = False) -> Captured:
+    """What `write` wrote, with prompts read again from the dataset; from any thread.
 
-    Engines have to serve the contract's version before the first admission, and `published` is to be told so.
     allow_changed: take prompts of the dataset as they are now. Raises DataError or CheckpointError if it is another.
     """
     state = read(folder)
     shift = state["monotonic_to_unix_seconds"] - (time.time() - time.monotonic())
     if abs(shift) < CLOCK_DRIFT:
         shift = 0.0
-    parts.buffer.contract.restore(state["contract"])
-    parts.books.restore(state["books"], allow_changed=allow_changed)
     held = read_groups(folder, BUFFER, prompts.prompt, clock_shift=shift, allow_changed=allow_changed)
-    parts.buffer.restore(state["buffer"], held)
     replayable = read_replayable(folder, REPLAY, prompts.prompt, clock_shift=shift, allow_changed=allow_changed)
-    parts.replay.restore(state["replay"], replayable)
+    return Captured(state, held, replayable)
+
+
+def restore(parts: RunParts, captured: Captured, *, allow_changed: bool = False) -> None:
+    """Bring the parts of a run that has not begun to where the checkpoint was saved.
+
+    Engines have to serve the contract's version before the first admission, and `published` is to be told so. Groups
+    that were to be trained under another bound or another number of groups per step come again. Raises as `load`.
+    """
+    state = captured.state
+    is_same_bound = parts.buffer.contract.restore(state["contract"])
+    parts.books.restore(state["books"], allow_changed=allow_changed)
+    parts.buffer.restore(state["buffer"], captured.held)
+    if not is_same_bound:
+        parts.buffer.give_back("resumed")
+    parts.replay.restore(state["replay"], captured.replayable)
     parts.reuse.restore(state["reuse"])

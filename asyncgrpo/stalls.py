@@ -54,7 +54,8 @@ def _limits(config: RunConfig) -> dict[str, str]:
         f"observe.write_timeout={write:g}",
         "training": step,
         "snapshot": f"{step}, or the publish before: weights.publish_timeout={publish:g} an engine",
-        "checkpoint": f"checkpoint.save_timeout={config.checkpoint.save_timeout:g}",
+        "checkpoint": f"checkpoint.save_timeout={config.checkpoint.save_timeout:g}; going back to one: "
+        f"learner.start_timeout={config.learner.start_timeout:g}, then weights.publish_timeout={publish:g} an engine",
     }
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import logging
+import threading
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
@@ -26,7 +27,7 @@ from asyncgrpo.types import Batch, Group, StepReport
 logger = logging.getLogger(__name__)
 
 LINGER_SECONDS = 10.0
-"""A step that is given up waits so long for its records: whoever goes back to a checkpoint then cuts the same files."""
+"""A step that is given up waits so long for its records, which the end of the process would tear."""
 
 
 class StepLog:
@@ -37,6 +38,8 @@ class StepLog:
         self._config = session.job.config.observe
         self._retention = Retention.of(session.folder, self._config)
         self._counted = Counter(contract.fates)
+        self._written = threading.Event()
+        self._written.set()
 
     async def step(
         self,
@@ -101,7 +104,21 @@ class StepLog:
         write_batch(path, batch, {"step": step, "skipped": [asdict(update) for update in report.skipped]})
         logger.warning("step %d: %d updates skipped; the batch is in %s", step, len(report.skipped), path)
 
+    async def settle(self) -> None:
+        """Returns when nothing of a step that was given up is being written any more. Raises as `step`."""
+        what = "what a step that was given up still writes (observe.write_timeout)"
+        async with deadline(self._config.write_timeout, RunFolderError, what):
+            await aside(self._written.wait)
+
     async def _on_disk(self, what: str, write: Callable[[], None]) -> None:
+        written = self._written = threading.Event()
+
+        def work() -> None:
+            try:
+                write()
+            finally:
+                written.set()
+
         timeout = self._config.write_timeout
         async with deadline(timeout, RunFolderError, f"writing the records of {what} (observe.write_timeout)"):
-            await aside(write, linger=LINGER_SECONDS)
+            await aside(work, linger=LINGER_SECONDS)

@@ -13,20 +13,24 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 import tempfile
 import threading
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, wait
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
+from dataclasses import replace
 from typing import Any, NoReturn
 
 from asyncgrpo.config.flat import AsyncGRPOConfig
 from asyncgrpo.config.loading import from_python
 from asyncgrpo.config.names import DOTTED, FLAT, TRAINER_ARGUMENTS, closest, spell
 from asyncgrpo.config.render import render_config
-from asyncgrpo.errors import AsyncGRPOError, ConfigError
+from asyncgrpo.errors import AsyncGRPOError, ConfigError, RunFolderError
 from asyncgrpo.generation.spec import VLLM_MODULE
 from asyncgrpo.launch import OnStart, Outcome, run_job
+from asyncgrpo.observe.run_folder import RunFolder
 from asyncgrpo.preflight import check_output_dir, prepare
 from asyncgrpo.rewards.functions import from_callables
 
@@ -63,8 +67,8 @@ class AsyncGRPOTrainer:
     """Trains `model` on `train_dataset` with the sum of `reward_funcs`.
 
     Args:
-        model: folder or hub name; or a transformers model, which is saved beside the run first (give its tokenizer as
-            `processing_class`).
+        model: folder or hub name; or a transformers model, which is saved to a temporary folder first, kept for as long
+            as the trainer (give its tokenizer as `processing_class`).
         reward_funcs: one function or several, plain or async, lambdas and closures included, called with `prompts`,
             `completions`, `completion_ids` and the dataset's columns.
         args: settings; the defaults when absent.
@@ -104,7 +108,6 @@ class AsyncGRPOTrainer:
                 f"args: expected an AsyncGRPOConfig, not {type(args).__name__}; its fields have TRL's names"
             )
         self.args = args if args is not None else AsyncGRPOConfig()
-        self._owned = ExitStack()
         path = model if isinstance(model, str | os.PathLike) else self._saved(model, processing_class)
         sections = {"model": {"path": os.fspath(path)}, **_named(train_dataset)}
         rows = None if "data" in sections else train_dataset
@@ -129,32 +132,46 @@ class AsyncGRPOTrainer:
         A run folder (`output_dir`) that holds a checkpoint is gone on from, unless `resume` says otherwise.
 
         Args:
-            resume_from_checkpoint: True raises RunFolderError where there is no checkpoint. A path is refused: the
-                newest complete checkpoint of `output_dir` is always the one.
+            resume_from_checkpoint: True raises RunFolderError where there is no checkpoint, False where there is one. A
+                path is refused: the newest complete checkpoint of `output_dir` is always the one.
 
         Interrupted between the first step and the last, it finishes the step in hand, saves and returns. Where a loop
         already runs, or before the first step, it stops at once and raises KeyboardInterrupt. Nothing is left running.
         """
-        if not isinstance(resume_from_checkpoint, bool | None):
+        with _python_names():
+            self._choose_start(resume_from_checkpoint)
+            return _outside_a_running_loop(self._run)
+
+    def _choose_start(self, resume_from_checkpoint: str | bool | None) -> None:
+        """Raises ConfigError or RunFolderError for a start that cannot be had."""
+        if resume_from_checkpoint is None:
+            return
+        if not isinstance(resume_from_checkpoint, bool):
             raise ConfigError(
                 f"resume_from_checkpoint={resume_from_checkpoint!r}: give True, and the run's folder as output_dir; "
                 "its newest complete checkpoint is resumed from"
             )
-        if resume_from_checkpoint:
-            check_output_dir(self.job.config.run.model_copy(update={"resume": "must"}))
-        with self._owned, _python_names():
-            return _outside_a_running_loop(self._run)
+        config = self.job.config
+        if resume_from_checkpoint and not RunFolder(config.run.output_dir).has_checkpoint:
+            raise RunFolderError(
+                f"resume_from_checkpoint=True, but output_dir={config.run.output_dir} has no checkpoint; name the "
+                "folder of a run that has one, or leave resume_from_checkpoint out to start anew"
+            )
+        run = config.run.model_copy(update={"resume": "must" if resume_from_checkpoint else "never"})
+        check_output_dir(run)
+        self.job = replace(self.job, config=config.model_copy(update={"run": run}))
 
     def _run(self, on_start: OnStart) -> Outcome:
         return run_job(self.job, config_text=self._config_text, engine_module=self._engine_module, on_start=on_start)
 
     def _saved(self, model: Any, tokenizer: Any) -> str:
-        """Engines and learner load from files: write the model where both find it, until the run has ended."""
+        """Engines and learner load from files: write the model where both find it, while this trainer lives."""
         if not hasattr(model, "save_pretrained"):
             raise ConfigError(f"model: expected a path, a hub name or a transformers model, not {type(model).__name__}")
         if tokenizer is None:
             raise ConfigError("model is an object, so its tokenizer must be given as processing_class")
-        folder = self._owned.enter_context(tempfile.TemporaryDirectory(prefix="asyncgrpo-model-"))
+        folder = tempfile.mkdtemp(prefix="asyncgrpo-model-")
+        weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
         model.save_pretrained(folder)
         tokenizer.save_pretrained(folder)
         return folder

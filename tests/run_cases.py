@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import io
 import os
 import random
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+import threading
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +24,8 @@ from asyncgrpo.orchestrator import Orchestrator
 from asyncgrpo.preflight import Job, prepare
 from asyncgrpo.rewards.functions import from_callables
 from asyncgrpo.session import open_session, prove_weights
+from asyncgrpo.testing.fake_core import Script
+from asyncgrpo.testing.fake_engine import FakeEngine
 
 FAKE_ENGINE = "asyncgrpo.testing.fake_engine"
 HERE = Machine(cores=tuple(sorted(os.sched_getaffinity(0))), gpus=(), fast_bf16=False)
@@ -85,6 +89,28 @@ async def opened(job: Job, *, engine_module: str = FAKE_ENGINE) -> AsyncIterator
         async with open_session(job, folder, progress, engine_module) as session:
             await prove_weights(session)
             yield Orchestrator(session)
+
+
+@contextmanager
+def engine_beside(model: Path, script: Script | None = lengths) -> Iterator[FakeEngine]:
+    """A fake engine on a thread of its own, as a server of its own would be; at once, where a process needs seconds."""
+    started: list[FakeEngine] = []
+    ready, done = threading.Event(), threading.Event()
+
+    async def serve() -> None:
+        async with FakeEngine(model, script=script) as engine:
+            started.append(engine)
+            ready.set()
+            await asyncio.to_thread(done.wait)
+
+    thread = threading.Thread(target=lambda: asyncio.run(serve()))
+    thread.start()
+    try:
+        assert ready.wait(30)
+        yield started[0]
+    finally:
+        done.set()
+        thread.join()
 
 
 def make_job(config: RunConfig, *, data: Any = None, reward: Callable[..., Any] = mean_token) -> Job:

@@ -121,8 +121,15 @@ def test_a_guard_that_is_off_says_nothing_and_disturbs_no_calm() -> None:
     assert guards.is_calm
 
 
+def test_what_is_only_warned_of_disturbs_no_calm() -> None:
+    """It may last for a whole run, in which another guard then had nothing to go back to."""
+    guards = Guards(GuardsSection(gradient_spike_action="rollback"))
+    assert len(alarmed(guards, [{MISMATCH: 9.0}] * 9)) > 0
+    assert guards.is_calm
+
+
 def test_calm_ends_with_the_first_bad_step_and_comes_back() -> None:
-    guards = Guards(GuardsSection())
+    guards = Guards(GuardsSection(mismatch_action="rollback"))
     feed(guards, [{}])
     assert (guards.is_calm, guards.state()["is_calm"]) == (True, True)
     feed(guards, [{MISMATCH: 0.5}])
@@ -182,3 +189,14 @@ def test_no_alarm_without_a_value_on_the_wrong_side(records: list[dict[str, floa
     for alarm in (alarm for step in feed(Guards(GuardsSection(**TIGHT)), records) for alarm in step):
         below = alarm.guard in ("reward_collapse", "entropy_collapse")
         assert alarm.value < alarm.limit if below else alarm.value > alarm.limit
+
+
+@pytest.mark.parametrize("saves", [{"save_steps": 5}, {"save_minutes": 1.0}, {"keep_every": 3}])
+def test_a_way_back_needs_checkpoints(saves: dict[str, float]) -> None:
+    never = {"save_steps": 0, "save_minutes": 0}
+    guards = {"kl_spike_action": "rollback"}
+    with pytest.raises(
+        ValueError, match=r"guards.kl_spike_action=rollback goes back to a checkpoint, and none is ever"
+    ):
+        RunConfig.model_validate({"guards": guards, "checkpoint": never})
+    RunConfig.model_validate({"guards": guards, "checkpoint": never | saves})

@@ -67,8 +67,9 @@ def test_a_killed_learner_is_started_anew_and_engines_stay(
 
     beside = Beside(tmp_path, (3, kill), (9, note_engines))
     outcome = train(
-        tiny_model, tmp_path, on_start=beside, learner=PROCESS, training={"max_steps": 10}, checkpoint={"save_steps": 1}
-    )
+        tiny_model, tmp_path, on_start=beside, starts_engine=True, learner=PROCESS,
+        training={"max_steps": 10}, checkpoint={"save_steps": 1},
+    )  # fmt: skip
     assert (outcome.steps, outcome.interrupted) == (10, False)
     assert engines[0] == engines[1] != set()
     said = capsys.readouterr().out
@@ -107,16 +108,16 @@ def test_a_learner_that_dies_without_a_checkpoint_ends_the_run(tiny_model: Path,
 def test_a_guard_has_the_run_go_back_and_then_stops_it(
     tiny_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A reward that collapses for good: two ways back, then the end."""
+    """A reward that collapses for good: two ways back, then the end. The calm checkpoint outlives those that are newer
+    than it by more than the number that is kept."""
     guard = {
-        "reward_collapse_action": "rollback", "reward_collapse_patience": 2, "max_rollbacks": 2,
-        "mismatch_action": "off",
+        "reward_collapse_action": "rollback", "reward_collapse_patience": 4, "max_rollbacks": 2,
     }  # fmt: skip
     calls = [0]
 
     def falls(completion_ids: Any, **columns: Any) -> list[float]:
         calls[0] += 1
-        worth = 10.0 if calls[0] <= 8 else 0.1
+        worth = 10.0 if calls[0] <= 12 else 0.1
         return [worth + ids[0] / 1000 for ids in completion_ids]
 
     with pytest.raises(GuardError, match=r"guard reward_collapse: .*guards.max_rollbacks=2 are used up"):

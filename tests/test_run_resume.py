@@ -11,25 +11,37 @@ import os
 import signal
 import threading
 from collections import Counter
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import pytest
-from run_cases import FAKE_ENGINE, Run, make_job, mean_token, run_config
+from run_cases import FAKE_ENGINE, Run, engine_beside, make_job, mean_token, rows, run_config
 from safetensors.numpy import load_file
 
 from asyncgrpo.config.loading import from_python
 from asyncgrpo.config.render import render_config
-from asyncgrpo.errors import CheckpointError, ConfigError, RewardError, RunFolderError
+from asyncgrpo.errors import CheckpointError, ConfigError, DataError, RewardError, RunFolderError
 from asyncgrpo.launch import Outcome, run_job
 from asyncgrpo.observe.ledger_file import read_ledger
 from asyncgrpo.observe.run_folder import RunFolder
 from asyncgrpo.retraining import load_rerun, retrain
+from asyncgrpo.testing.fake_engine import FakeEngine
 
 SHORT = {"num_generations": 4, "max_completion_length": 12, "request_timeout": 20.0}
 
 
-def train(model: Path, folder: Path, *, reward: Any = mean_token, on_start: Any = None, **sections: Any) -> Outcome:
+def train(
+    model: Path,
+    folder: Path,
+    *,
+    reward: Any = mean_token,
+    data: Any = None,
+    on_start: Any = None,
+    starts_engine: bool = False,
+    **sections: Any,
+) -> Outcome:
+    """starts_engine: as a process of its own, which takes seconds; else one runs already, at no version of the run."""
     base: dict[str, Any] = {
         "generation": SHORT,
         "buffer": {"max_staleness": 2, "stall_timeout": 60.0},
@@ -38,10 +50,12 @@ def train(model: Path, folder: Path, *, reward: Any = mean_token, on_start: Any 
     }
     for name, values in sections.items():
         base[name] = base.get(name, {}) | values
-    job = make_job(run_config(model, folder, **base), reward=reward)
     options = {} if on_start is None else {"on_start": on_start}
-    text = render_config(from_python(job.config, ()))
-    return run_job(job, config_text=text, engine_module=FAKE_ENGINE, **options)
+    with nullcontext() if starts_engine else engine_beside(model, script=None) as engine:
+        urls = [engine.url] if engine else []
+        job = make_job(run_config(model, folder, urls, **base), data=data, reward=reward)
+        text = render_config(from_python(job.config, ()))
+        return run_job(job, config_text=text, engine_module=FAKE_ENGINE, **options)
 
 
 class FailsAt:
@@ -86,10 +100,10 @@ def check_history(folder: Path, steps: int, groups_per_step: int = 2) -> RunFold
 def test_a_failed_run_goes_on_from_its_last_checkpoint(tiny_model: Path, tmp_path: Path) -> None:
     sections = {"replay": {"replay_fraction": 0.5}, "training": {"max_steps": 10}}
     with pytest.raises(RewardError, match="on purpose"):
-        train(tiny_model, tmp_path, reward=FailsAt(9), **sections)
+        train(tiny_model, tmp_path, reward=FailsAt(9), starts_engine=True, **sections)
     assert len(Run(tmp_path).steps) >= 5  # 3 slots of one group each
     assert (tmp_path / "run" / "checkpoints" / "step-00000004" / "manifest.json").is_file()
-    outcome = train(tiny_model, tmp_path, **sections)
+    outcome = train(tiny_model, tmp_path, starts_engine=True, **sections)
     assert (outcome.steps, outcome.interrupted) == (10, False)
     source = check_history(tmp_path, 10, groups_per_step=1)
     assert source.incarnation.endswith(".1")
@@ -170,6 +184,29 @@ def test_changed_settings_are_shown_and_refused_where_they_mean_something(tiny_m
     assert (tmp_path / "run" / "ledger.jsonl").read_bytes() == before, "a refusal takes nothing back"
     assert train(tiny_model, tmp_path, training=changed, run={"allow_changes": True}).steps == 4
     assert [step["learning_rate"] for step in Run(tmp_path).steps] == [1e-3, 1e-3, 5e-4, 5e-4]
+
+
+def test_another_dataset_is_refused_before_anything_is_taken_back(tiny_model: Path, tmp_path: Path) -> None:
+    train(tiny_model, tmp_path, training={"max_steps": 3})
+    before = {path: path.read_bytes() for path in (tmp_path / "run").glob("*.jsonl")}
+    with pytest.raises(DataError, match="the dataset has 9 rows, but 8 when the checkpoint was saved"):
+        train(tiny_model, tmp_path, data=rows(short=5))
+    assert {path: path.read_bytes() for path in (tmp_path / "run").glob("*.jsonl")} == before
+    assert not list((tmp_path / "run").rglob("*rewound*"))
+
+
+async def test_a_run_on_engines_that_run_already_goes_on(tiny_model: Path, tmp_path: Path) -> None:
+    """What they compute in was asked of them, and is no setting that has changed."""
+    sections = {"engines": {"dtype": "auto"}, "training": {"max_steps": 2}}
+    async with FakeEngine(tiny_model) as engine:
+        for steps in (2, 3):
+            sections["training"] = {"max_steps": steps, "groups_per_step": 2}
+            config = run_config(tiny_model, tmp_path, [engine.url], generation=SHORT, **sections)
+            job = make_job(config)
+            outcome = await asyncio.to_thread(run_job, job, config_text="")
+            assert outcome.steps == steps
+    config = json.loads((tmp_path / "run" / "checkpoints" / "step-00000003" / "config.json").read_text())
+    assert config["engines"]["dtype"] == "float32"
 
 
 def test_a_damaged_checkpoint_is_passed_over(

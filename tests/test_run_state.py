@@ -86,6 +86,7 @@ class Run:
     trained: list[str] = field(default_factory=list)  # prompts, as the learner's weights have them
     saved: tuple[Path, list[str], dict[str, Any]] | None = None
     kills: int = 0
+    of_another_schedule: int = 0  # prompts trained when steps had another size, beyond what today's size makes of them
 
     def __post_init__(self) -> None:
         self.folder = RunFolder(self.path)
@@ -228,7 +229,7 @@ class Run:
         target, trained, _ = self.saved
         state = run_state.read(target)
         rewind(self.folder, state["lengths"], state["more"]["step"])
-        run_state.restore(self.parts, target, self.stream)
+        run_state.restore(self.parts, run_state.load(target, self.stream))
         self.trained = list(trained)
         lost = state["contract"]["in_flight"]
         assert self.contract.in_flight == 0
@@ -239,7 +240,7 @@ class Run:
 
     def check_bound(self) -> None:
         assert self.contract.slots_held <= self.contract.slots
-        assert len(self.trained) == self.contract.version * self.contract.groups_per_step
+        assert len(self.trained) == self.contract.version * self.contract.groups_per_step + self.of_another_schedule
 
     def end(self) -> None:
         now(self.buffer.drain())
@@ -362,7 +363,7 @@ def test_what_is_restored_is_saved_again_without_a_difference(tmp_path: Path) ->
     assert state["books"]["entries"]
     assert state["books"]["uses"]
     run.start()
-    run_state.restore(run.parts, first, run.stream)
+    run_state.restore(run.parts, run_state.load(first, run.stream))
     run.save()
     second, _, again = run.saved
     assert {**again, "monotonic_to_unix_seconds": 0} == {**state, "monotonic_to_unix_seconds": 0}
@@ -426,8 +427,32 @@ def restored(run: Run, *, allow_changed: bool = False, **changes: Any) -> Run:
     for name, value in changes.items():
         setattr(run, name, value)
     run.start()
-    run_state.restore(run.parts, run.saved[0], run.stream, allow_changed=allow_changed)
+    loaded = run_state.load(run.saved[0], run.stream, allow_changed=allow_changed)
+    run_state.restore(run.parts, loaded, allow_changed=allow_changed)
     return run
+
+
+@pytest.mark.parametrize("changes", [{"training": {"groups_per_step": 2}}, {"buffer": {"max_staleness": 1}}])
+def test_groups_of_another_schedule_come_again(changes: dict[str, Any], tmp_path: Path) -> None:
+    """Finished groups for steps of four would have no schedule in steps of two: nothing could ever be taken."""
+    run = a_run(tmp_path)
+    run.go(until=3)
+    while run.in_flight or run.contract.can_admit():
+        run.finish() if run.in_flight else run.admit()
+    run.save()
+    waiting = {group.group_id: group.prompt.prompt_id for group in run.buffer.held()}
+    sections = run.config.model_dump()
+    for name, values in changes.items():
+        sections[name] |= values
+    restored(run, config=RunConfig.model_validate(sections))
+    assert run.contract.buffered == 0
+    assert run.contract.can_admit()
+    run.of_another_schedule = len(run.trained) - run.contract.version * run.contract.groups_per_step
+    run.flush()
+    fates = {entry.group_id: entry for entry in read_ledger(run.folder.ledger_file) if entry.group_id in waiting}
+    assert {(entry.fate, entry.reason) for entry in fates.values()} == {("reissued", "resumed")}
+    assert fates.keys() == waiting.keys()
+    run.go(until=5)
 
 
 def test_another_number_of_rows_is_refused(tmp_path: Path) -> None:
@@ -439,9 +464,18 @@ def test_another_tokenizer_is_refused_unless_allowed(tmp_path: Path, monkeypatch
     run = saved_run(tmp_path)
     before = [group.prompt.token_ids for group in run.buffer.held()]
     monkeypatch.setitem(globals(), "tokenizer", lambda text: {"input_ids": [1, 2, 3]})
-    with pytest.raises(DataError, match="is not the one that was to come when the checkpoint was saved"):
+    with pytest.raises(CheckpointError, match=r"of the dataset has another prompt than when .* was saved"):
         restored(run)
     assert [group.prompt.token_ids for group in restored(run, allow_changed=True).buffer.held()] == before
+
+
+def test_another_tokenizer_is_seen_by_the_prompt_to_come(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = a_run(tmp_path)
+    run.save()
+    monkeypatch.setitem(globals(), "tokenizer", lambda text: {"input_ids": [1, 2, 3]})
+    with pytest.raises(DataError, match="is not the one that was to come when the checkpoint was saved"):
+        restored(run)
+    restored(run, allow_changed=True)
 
 
 def test_another_order_begins_a_new_epoch(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

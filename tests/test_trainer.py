@@ -1,45 +1,23 @@
 """The trainer: functions of any kind, models and data of any kind, and the model that it leaves."""
 
 import asyncio
+import gc
 import json
 import os
 import signal
 import threading
-from collections.abc import AsyncIterator, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from run_cases import Run, children, lengths, rows
+from run_cases import Run, children, engine_beside, rows
 
 from asyncgrpo import AsyncGRPOConfig, AsyncGRPOTrainer
 from asyncgrpo.config.loading import load_config
 from asyncgrpo.errors import ConfigError, DataError, RunFolderError
 from asyncgrpo.launch import Outcome
 from asyncgrpo.testing.fake_engine import FakeEngine
-
-
-@contextmanager
-def engine_beside(model: Path) -> Iterator[FakeEngine]:
-    """A fake engine on a thread of its own, as a server of its own would be: `train` takes this one."""
-    started: list[FakeEngine] = []
-    ready, done = threading.Event(), threading.Event()
-
-    async def serve() -> None:
-        async with FakeEngine(model, script=lengths) as engine:
-            started.append(engine)
-            ready.set()
-            await asyncio.to_thread(done.wait)
-
-    thread = threading.Thread(target=lambda: asyncio.run(serve()))
-    thread.start()
-    try:
-        assert ready.wait(30)
-        yield started[0]
-    finally:
-        done.set()
-        thread.join()
 
 
 def arguments(folder: Path, engine: FakeEngine, **more: Any) -> AsyncGRPOConfig:
@@ -156,7 +134,6 @@ def test_an_interrupt_inside_a_running_loop_ends_the_run(tiny_model: Path, tmp_p
         trainer = AsyncGRPOTrainer(
             model, endless, arguments(tmp_path, engine, learner_mode="process"), rows(short=4, long=0), tokenizer
         )
-        saved = trainer.job.config.model.path
         interrupter = threading.Thread(target=interrupt)
         interrupter.start()
         with pytest.raises(KeyboardInterrupt):
@@ -165,12 +142,11 @@ def test_an_interrupt_inside_a_running_loop_ends_the_run(tiny_model: Path, tmp_p
         loop.close()
         assert children() == before
         assert engine.core.requests == []
-    assert not os.path.exists(saved)
     assert list((tmp_path / "shm").iterdir()) == []
 
 
 def test_a_model_object_and_a_dataset_inside_a_running_loop(tiny_model: Path, tmp_path: Path) -> None:
-    """As in a notebook; the model is saved for the run, and the copy is gone afterwards."""
+    """As in a notebook; the model is saved for as long as the trainer lives, which may train again."""
     from datasets import Dataset
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -185,11 +161,14 @@ def test_a_model_object_and_a_dataset_inside_a_running_loop(tiny_model: Path, tm
         saved = trainer.job.config.model.path
         assert os.path.isfile(f"{saved}/model.safetensors")
 
-        async def cell() -> Outcome:
+        async def cell(trainer: AsyncGRPOTrainer) -> Outcome:
             return trainer.train()
 
-        outcome = asyncio.run(cell())
+        outcome = asyncio.run(cell(trainer))
     assert outcome.steps == 2
+    assert os.path.isfile(f"{saved}/model.safetensors")
+    del trainer
+    gc.collect()
     assert not os.path.exists(saved)
     assert {row["staleness_max"] for row in Run(tmp_path).trained} == {0}
 
@@ -291,10 +270,14 @@ def test_attributes_of_trl_say_what_there_is_instead(idle: AsyncGRPOTrainer, nam
 
 
 def test_resuming_is_refused(idle: AsyncGRPOTrainer) -> None:
-    with pytest.raises(RunFolderError, match=r"resume=must, but .* has no checkpoint to resume from"):
+    with pytest.raises(RunFolderError, match=r"resume_from_checkpoint=True, but output_dir=.* has no checkpoint; name"):
         idle.train(resume_from_checkpoint=True)
     with pytest.raises(ConfigError, match=r"resume_from_checkpoint='runs/x': give True, and the run's folder"):
         idle.train(resume_from_checkpoint="runs/x")
+    checkpoint = Path(idle.args.output_dir) / "checkpoints" / "step-00000002"
+    checkpoint.mkdir(parents=True)
+    with pytest.raises(RunFolderError, match="exists; choose another output_dir"):
+        idle.train(resume_from_checkpoint=False)
 
 
 @pytest.mark.parametrize(

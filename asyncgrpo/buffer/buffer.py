@@ -23,11 +23,13 @@ class RolloutBuffer:
 
     `admit` and `take` wait for as long as it takes: their callers set the deadline.
 
-    reissue: under `drop_reissue`, asked of every over-stale group once whether its prompt comes again; a prompt that
-    has failed too often does not, and its group is dropped.
+    reissue: asked, with the reason, of every finished group whose prompt is to come again whether it does; one that has
+    failed too often does not, and its group is dropped.
     """
 
-    def __init__(self, contract: StalenessContract, reissue: Callable[[Group], bool] = lambda group: True) -> None:
+    def __init__(
+        self, contract: StalenessContract, reissue: Callable[[Group, str], bool] = lambda group, reason: True
+    ) -> None:
         self.contract = contract
         self._reissue = reissue
         self._groups: dict[int, Group] = {}
@@ -122,10 +124,18 @@ class RolloutBuffer:
             self._untrained += [Untrained(group, "dropped:run_ended") for group in self._groups.values()]
             self._groups.clear()
 
+    def give_back(self, reason: str) -> None:
+        """No finished group will be trained; their prompts come again."""
+        for group_id in list(self._groups):
+            self._end(group_id, reason, comes_again=True)
+
     def _end_over_stale(self) -> None:
         for group_id in self.contract.over_stale_groups():
-            group = self._groups.pop(group_id)
-            reissue = self.contract.over_stale == "drop_reissue" and self._reissue(group)
-            self.contract.drop(group_id, "stale", reissue=reissue)
-            self._untrained.append(Untrained(group, "reissued:stale" if reissue else "dropped:stale"))
+            self._end(group_id, "stale", comes_again=self.contract.over_stale == "drop_reissue")
             self._changed.notify_all()  # the producer waits for the slot
+
+    def _end(self, group_id: int, reason: str, *, comes_again: bool) -> None:
+        group = self._groups.pop(group_id)
+        reissue = comes_again and self._reissue(group, reason)
+        self.contract.drop(group_id, reason, reissue=reissue)
+        self._untrained.append(Untrained(group, f"{'reissued' if reissue else 'dropped'}:{reason}"))

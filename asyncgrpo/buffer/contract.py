@@ -201,6 +201,7 @@ class StalenessContract:
         if self._training:
             raise RuntimeError("the contract has no state to save between take() and consumed()")
         return {
+            "bound": [self.max_staleness, self.groups_per_step],
             "version": self.version,
             "served_version": self.served_version,
             "admitted": self.admitted,
@@ -214,9 +215,12 @@ class StalenessContract:
             "uniform_dropped": self._uniform_dropped,
         }
 
-    def restore(self, state: Mapping[str, Any]) -> None:
+    def restore(self, state: Mapping[str, Any]) -> bool:
         """Go on as the contract that gave `state` would have; settings are those of this one. Groups in flight are in
-        flight again: who has lost them drops them. Raises RuntimeError after the first admission."""
+        flight again: who has lost them drops them. Raises RuntimeError after the first admission.
+
+        False: S or P are others, so the finished groups may have no schedule; they are to be dropped too.
+        """
         if self.admitted:
             raise RuntimeError("restore() is for a contract that has admitted nothing yet")
         self.version, self.served_version = state["version"], state["served_version"]
@@ -228,6 +232,7 @@ class StalenessContract:
             self._newest[group_id] = newest
         self._awaiting_publish = Counter(dict(state["awaiting_publish"]))
         self._uniform_dropped = state["uniform_dropped"]
+        return bool(state["bound"] == [self.max_staleness, self.groups_per_step])
 
     @property
     def _bound(self) -> int:

@@ -27,7 +27,8 @@ def _keys(section: str, fields: str) -> set[str]:
 
 FREE: frozenset[str] = frozenset().union(
     _keys("run", "output_dir resume allow_changes plan_from"),
-    _keys("model", "attn_implementation trust_remote_code"),
+    # A model may be moved: weights that stay are recognised by the learner, the tokenizer by the next prompt.
+    _keys("model", "path attn_implementation trust_remote_code"),
     _keys("rewards", "timeout on_error"),
     _keys("generation", "request_timeout max_attempts group_timeout max_prompt_failures max_failed_groups"),
     _keys(
@@ -57,7 +58,7 @@ FREE: frozenset[str] = frozenset().union(
 
 MEANING: frozenset[str] = frozenset().union(
     _keys("run", "seed"),
-    _keys("model", "path dtype"),
+    _keys("model", "dtype"),
     _keys("lora", "lora_r lora_alpha lora_dropout lora_target_modules"),
     _keys(
         "data",

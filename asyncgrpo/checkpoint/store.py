@@ -13,7 +13,7 @@ import logging
 import os
 import shutil
 import threading
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Collection, Iterable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -147,9 +147,9 @@ class CheckpointStore:
         os.rename(draft, target)
         sync_directory(self.folder)
 
-    def _prune(self, newest: int) -> None:
+    def _prune(self, newest: int, keep: Collection[int]) -> None:
         """What cannot be removed costs space, not the run."""
-        outdated = self._outdated()
+        outdated = self._outdated() - set(keep)
         for name in self._names():
             step, aside, rewound = parse_step(name), parse_aside(name), parse_rewound(name)
             is_pruned = step is not None and step < newest and step in outdated
@@ -194,18 +194,19 @@ class Draft:
         """Have `write(folder)` run in a thread."""
         await self._in_thread(lambda: write(self.folder))
 
-    async def commit(self, sync: Iterable[Path] = ()) -> Checkpoint:
+    async def commit(self, sync: Iterable[Path] = (), *, keep: Collection[int] = ()) -> Checkpoint:
         """Make what was filled in the checkpoint of its step, then prune.
 
+        keep: steps that stay, whatever the settings say.
         sync: files outside that are to be on disk first, as logs whose length is recorded inside.
         """
-        manifest = await self._in_thread(lambda: self._commit(list(sync)))
+        manifest = await self._in_thread(lambda: self._commit(list(sync), keep))
         return Checkpoint(self._store.folder / step_name(self._step), manifest)
 
     def _make(self) -> None:
         self.folder.mkdir(parents=True)
 
-    def _commit(self, sync: list[Path]) -> Manifest:
+    def _commit(self, sync: list[Path], keep: Collection[int]) -> Manifest:
         for path in sync:
             _sync_file(path)
         manifest = take_stock(
@@ -219,7 +220,7 @@ class Draft:
             sync_directory(Path(at))
         self._check_alive()
         self._store._install(self.folder, self._step)
-        self._store._prune(self._step)
+        self._store._prune(self._step, keep)
         return manifest
 
     async def _in_thread(self, work: Callable[[], T]) -> T:

@@ -14,6 +14,9 @@ GuardAction = Literal["off", "warn", "pause", "rollback", "stop"]
 SpikeFactor = Annotated[float, Field(gt=1.0)]
 
 
+GUARDS = ("mismatch", "reward_collapse", "entropy_collapse", "kl_spike", "gradient_spike")
+
+
 class GuardsSection(Section):
     mismatch_action: GuardAction = "warn"
     """When engines and learner stay apart: `off`, `warn`, `pause`, `rollback` or `stop`."""
@@ -47,3 +50,12 @@ class GuardsSection(Section):
     """Steps in a row beyond it; a single one is what clipping is for."""
     max_rollbacks: NonNegativeInt = 3
     """Rollbacks in a run; where a guard wants one more, the run stops."""
+
+    def check_ways_back(self, has_checkpoints: bool) -> None:
+        """Raises ValueError for a rollback that would find nothing to go back to."""
+        for guard in GUARDS:
+            if getattr(self, f"{guard}_action") == "rollback" and not has_checkpoints:
+                raise ValueError(
+                    f"guards.{guard}_action=rollback goes back to a checkpoint, and none is ever saved; set "
+                    "checkpoint.save_steps or checkpoint.save_minutes"
+                )

@@ -210,6 +210,11 @@ class RunConfig(Section):
         return self
 
     @model_validator(mode="after")
+    def _guards_can_go_back(self) -> Self:
+        self.guards.check_ways_back(self.checkpoint.is_on)
+        return self
+
+    @model_validator(mode="after")
     def _inline_means_one_rank(self) -> Self:
         if self.learner.mode == "inline" and len(self.learner.devices) > 1:
             raise ValueError(

@@ -300,6 +300,11 @@ class CheckpointSection(Section):
     save_timeout: Seconds = 1800.0
     """Seconds that writing a checkpoint may take; then it is given up, and earlier ones stay."""
 
+    @property
+    def is_on(self) -> bool:
+        """Whether any setting asks for checkpoints at all."""
+        return bool(self.save_steps or self.keep_every or self.save_minutes)
+
 
 class ObserveSection(Section):
     metrics_host: str = "127.0.0.1"

@@ -62,28 +62,24 @@ class LearnerClient:
             await self.stop()
             raise
 
-    async def restart(self, directory: str | os.PathLike[str] | None, version: int | None = None) -> Resumed | None:
+    async def restart(self, directory: str | os.PathLike[str], version: int | None = None) -> Resumed:
         """End all ranks, whatever they are doing, and start them anew from a checkpoint; see `load`.
 
         Ends them within seconds, and starts within `learner.start_timeout` for the model and as long for the
         checkpoint. Calls under way fail with LearnerError. Whatever `run_in_rank` set up is gone. If it raises, no rank
         is left; it may be tried again, with an older checkpoint.
-
-        Args:
-            directory: None starts from the initial model.
         """
         self._is_whole.clear()
         try:
             await self.stop()
             async with self._turn:
                 await self._begin()
-                resumed = None if directory is None else await self._load(directory, version)
+                return await self._load(directory, version)
         except BaseException:
             await self.stop()
             raise
         finally:
             self._is_whole.set()
-        return resumed
 
     async def save(self, directory: str | os.PathLike[str]) -> int:
         """Write the learner's part of a checkpoint into `directory`, which every rank must see; returns its bytes.
@@ -91,7 +87,7 @@ class LearnerClient:
         After a failure the learner is as before, and can be used; `directory` is then not to be.
         """
         async with self._turn:
-            message, timeout = Message("save", {"directory": str(directory)}), self._config.learner.step_timeout
+            message, timeout = Message("save", {"directory": str(directory)}), self._config.checkpoint.save_timeout
             answers = await self._together([rank.call(message, timeout) for rank in self._started()])
         return sum(int(answer.arguments["bytes"]) for answer in answers)
 
@@ -133,11 +129,8 @@ class LearnerClient:
         return any(rank.failure is not None or rank.is_late for rank in self._ranks)
 
     async def watch(self) -> None:
-        """Return never; raise LearnerError as soon as a rank's process ends, even if nobody has asked it anything."""
-        raise await self.death()
-
-    async def death(self) -> LearnerError:
-        """Wait until a rank's process ends by itself, and return why; what `restart` ends is not meant."""
+        """Return never; raise LearnerError as soon as a rank's process ends by itself, even if nobody has asked it
+        anything. What `restart` ends is not meant."""
         while True:
             await self._is_whole.wait()
             ranks = [rank for rank in self._ranks if rank.pid is not None]
@@ -151,7 +144,7 @@ class LearnerClient:
                     end.cancel()
             failures = [rank.failure for rank in ranks if rank.failure is not None]
             if failures and self._is_whole.is_set() and ranks[0] in self._ranks:
-                return failures[0]
+                raise failures[0]
 
     async def run_in_rank(self, function: str, arguments: Mapping[str, Any]) -> None:
         """Call `module:function(learner, **arguments)` in rank 0; how a transport reaches the weights."""

@@ -38,9 +38,12 @@ def restore(device: torch.device, tensors: Mapping[str, Tensor], metadata: Mappi
     rest = json.loads(metadata[STATE])
     position, has_gauss, gauss = rest["numpy"]
     version, python_gauss = rest["python"]
-    torch.set_rng_state(tensors["torch"].clone())
-    np.random.set_state(("MT19937", tensors["numpy"].numpy().astype(np.uint32), position, has_gauss, gauss))
-    random.setstate((version, tuple(tensors["python"].tolist()), python_gauss))
+    of_torch, of_numpy = tensors["torch"].clone(), tensors["numpy"].numpy().astype(np.uint32)
+    of_python = (version, tuple(tensors["python"].tolist()), python_gauss)
+    # All of it is there: only now is anything changed.
+    torch.set_rng_state(of_torch)
+    np.random.set_state(("MT19937", of_numpy, position, has_gauss, gauss))
+    random.setstate(of_python)
     if device.type == "cuda" and "cuda" in tensors:
         torch.cuda.set_rng_state(tensors["cuda"].clone(), device)
 

@@ -35,7 +35,10 @@ DRAIN_SECONDS = 1.0
 class Rank(Protocol):
     pid: int | None
     failure: LearnerError | None
-    is_late: bool
+
+    @property
+    def is_late(self) -> bool: ...
+
     """It missed the deadline of a call, so nobody knows what it does."""
 
     async def start(self, timeout: float) -> None: ...
@@ -51,12 +54,17 @@ class RankProcess:
         self.rank = rank
         self.pid: int | None = None
         self.failure: LearnerError | None = None
-        self.is_late = False
+        self._late: set[int] = set()  # calls that were given up, and that the rank may still be busy with
         self._log_path = log_path
         self._arguments = arguments
         self._environment = environment
         self._numbers = itertools.count()
         self._pending: dict[int, asyncio.Future[Message]] = {}
+
+    @property
+    def is_late(self) -> bool:
+        """It has not answered a call whose deadline has passed."""
+        return bool(self._late)
 
     async def start(self, timeout: float) -> None:
         """Start the process and wait until the model is loaded. Raises ConfigError or LearnerError."""
@@ -92,10 +100,11 @@ class RankProcess:
                     await write_message(self._writer, request)
                 return self._checked(message.kind, await answer)
         except TimeoutError:
-            self.is_late = True
+            self._late.add(number)
             raise LearnerError(
                 f"learner rank {self.rank} (pid {self.pid}) did not finish {message.kind!r} within {timeout:g} s; "
-                f"raise learner.start_timeout or learner.step_timeout, or see {self._log_path}"
+                f"raise its deadline (learner.start_timeout, learner.step_timeout or checkpoint.save_timeout), or see "
+                f"{self._log_path}"
             ) from None
         finally:
             self._pending.pop(number, None)
@@ -144,6 +153,7 @@ class RankProcess:
     async def _read_answers(self, reader: asyncio.StreamReader) -> None:
         try:
             while (answer := await read_message(reader)) is not None:
+                self._late.discard(answer.arguments["call"])
                 pending = self._pending.get(answer.arguments["call"])
                 if pending is not None and not pending.done():
                     pending.set_result(answer)

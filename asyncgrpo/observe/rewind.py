@@ -15,7 +15,7 @@ from asyncgrpo.observe.files import replacing, sync_directory, write_error
 from asyncgrpo.observe.recorder import step_of_rollouts
 from asyncgrpo.observe.run_folder import RunFolder
 
-__all__ = ["growing_files", "lengths", "rewind"]
+__all__ = ["check_lengths", "growing_files", "lengths", "rewind"]
 
 CHUNK = 2**22
 
@@ -35,19 +35,21 @@ def rewind(folder: RunFolder, recorded: Mapping[str, int], step: int) -> list[Pa
 
     Raises RunFolderError for a file that has become shorter, and when the disk refuses. May be repeated after a kill.
     """
-    for name, length in recorded.items():
-        _check_length(folder.path / name, length)
+    check_lengths(folder, recorded)
     aside = [_cut(folder.path / name, length) for name, length in recorded.items()]
     return [path for path in (*aside, *_put_aside(_later(folder, step))) if path is not None]
 
 
-def _check_length(path: Path, length: int) -> None:
-    there = path.stat().st_size if path.exists() else 0
-    if there < length:
-        raise RunFolderError(
-            f"{path} has {there} bytes, but had {length} when the checkpoint was saved: it was changed since, or lost "
-            "in a power cut; restore it, or resume from an earlier checkpoint"
-        )
+def check_lengths(folder: RunFolder, recorded: Mapping[str, int]) -> None:
+    """Raise RunFolderError for a file that is shorter than it was."""
+    for path, length in ((folder.path / name, length) for name, length in recorded.items()):
+        there = path.stat().st_size if path.exists() else 0
+        if there < length:
+            raise RunFolderError(
+                f"{path} has {there} bytes, but had {length} when the checkpoint was saved: it was changed since, or "
+                f"lost in a power cut; restore it, or remove the newest folder below {folder.checkpoints_dir} to go on "
+                "from an earlier checkpoint"
+            )
 
 
 def _cut(path: Path, length: int) -> Path | None:

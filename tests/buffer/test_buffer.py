@@ -97,7 +97,8 @@ async def test_uniform_groups_are_trained_when_they_are_not_filtered() -> None:
 async def test_a_taker_ends_over_stale_groups_and_wakes_the_producer(policy: str, comes_again: bool, fate: str) -> None:
     asked: list[int] = []
 
-    def reissue(group: Group) -> bool:
+    def reissue(group: Group, reason: str) -> bool:
+        assert reason == "stale"
         asked.append(group.group_id)
         return comes_again
 

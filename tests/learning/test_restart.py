@@ -58,7 +58,7 @@ async def test_a_rank_killed_in_a_step_is_restarted_from_the_checkpoint_and_lose
         size = await client.save(tmp_path / "one")
         assert size > 10_000
         before = client.pids
-        death = asyncio.create_task(client.death())
+        death = asyncio.create_task(death_of(client))
         os.kill(before[1], signal.SIGSTOP)
         call = asyncio.create_task(client.train(batch_for(config, 1)))
         await asyncio.sleep(0.3)
@@ -66,9 +66,8 @@ async def test_a_rank_killed_in_a_step_is_restarted_from_the_checkpoint_and_lose
         with pytest.raises(LearnerError, match=r"rank 1 .* ended with signal SIGKILL"):
             await call
         assert "SIGKILL" in str(await death)
-        death = asyncio.create_task(client.death())  # of those that come; the restart itself is none
+        death = asyncio.create_task(death_of(client))  # of those that come; the restart itself is none
         resumed = await client.restart(tmp_path / "one", version=1)
-        assert resumed is not None
         assert (resumed.version, resumed.updates, resumed.remarks) == (1, 4, ())
         assert set(client.pids).isdisjoint(before)
         again = await train(client, config, range(1, 3))
@@ -100,7 +99,7 @@ async def test_calls_of_a_checkpoint_over_the_process_boundary(tied_model: Path,
             await client.restart(tmp_path / "nowhere")
         with pytest.raises(LearnerError, match=r"rank 0 .* ended"):
             await client.save(tmp_path / "one")
-        assert await client.restart(None) is None
+        assert (await client.restart(tmp_path / "zero")).version == 0
         assert (await train(client, config, range(1)))[0].metrics == report.metrics
         await client.stop()
 
@@ -110,10 +109,11 @@ async def test_a_restart_ends_a_call_under_way(tied_model: Path, tmp_path: Path)
     client = LearnerClient(config, tmp_path)
     async with asyncio.timeout(DEADLINE):
         await client.start()
+        await client.save(tmp_path / "zero")
         os.kill(client.pids[0], signal.SIGSTOP)  # hung, not dead: nothing but its deadline would end the call
         call = asyncio.create_task(client.train(batch_for(config, 0)))
         await asyncio.sleep(0.05)
-        await client.restart(None)
+        await client.restart(tmp_path / "zero")
         with pytest.raises(LearnerError, match="ended with signal SIGKILL"):
             await call
         assert [len(score) for score in await client.score([((1,), (2, 3))])] == [2]
@@ -190,3 +190,25 @@ async def test_two_ranks_resume_to_the_last_bit(tied_model: Path, tmp_path: Path
                     await rank.wait()
     assert [rank.returncode for rank in ranks] == [0, 0], said
     assert [len(out.splitlines()) for out, _ in said] == [len(TRAINED) * 2 * 2] * 2
+
+
+async def test_a_late_answer_makes_a_rank_whole_again(tied_model: Path, tmp_path: Path) -> None:
+    """A checkpoint that takes longer than it may costs that checkpoint, not the learner."""
+    config = with_processes(make_config(str(tied_model), checkpoint={"save_timeout": 0.5}))
+    client = LearnerClient(config, tmp_path)
+    async with asyncio.timeout(DEADLINE):
+        await client.start()
+        os.kill(client.pids[0], signal.SIGSTOP)
+        with pytest.raises(LearnerError, match=r"did not finish 'save' within 0.5 s; .*checkpoint.save_timeout"):
+            await client.save(tmp_path / "late")
+        assert client.is_lost
+        os.kill(client.pids[0], signal.SIGCONT)
+        await train(client, config, range(1))
+        assert not client.is_lost
+        await client.stop()
+
+
+async def death_of(client: LearnerClient) -> str:
+    with pytest.raises(LearnerError) as death:
+        await client.watch()
+    return str(death.value)

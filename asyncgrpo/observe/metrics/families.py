@@ -29,7 +29,7 @@ LEARNER_STATES = ("waiting", "training", "snapshot", "checkpoint", "paused")
 GENERATION_STATES = ("idle", "busy")
 """Whether any group is being generated or scored. Idle: every slot is held by a group that is done."""
 
-DROP_REASONS = ("stale", "uniform", "failed", "reward", "run_ended")
+DROP_REASONS = ("stale", "uniform", "failed", "reward", "resumed", "run_ended")
 """Why an admitted group was not trained: over-stale, all rewards equal, a sample or a reward failed, the run ended."""
 
 REISSUE_REASONS = ("stale", "failed", "reward", "resumed")
