@@ -48,7 +48,7 @@ class Checkpoints:
 
     @property
     def needed_from(self) -> int | None:
-        """The step of the newest checkpoint, 0 before the first; None if there will be none."""
+        """The step of the newest checkpoint, 0 before the first; None if there is none and no setting asks for any."""
         return self._complete_step if self._section.is_on or self._complete_step else None
 
     async def after(self, step: int, background: asyncio.TaskGroup) -> None:
