@@ -56,7 +56,7 @@ class StepLog:
         Args:
             groups: The fresh ones, which come first in `batch`.
             untrained: Groups that ended untrained since the step before.
-            needed_from: Rollouts of this step and later ones are kept whatever the limits; None: of all.
+            needed_from: Rollouts of this step and later ones stay, whatever the limits; None: only the limits count.
         """
         news, step, version = self._books.collect(), int(record["step"] or 0), batch.version
         fresh = sum(len(group.samples) for group in groups)

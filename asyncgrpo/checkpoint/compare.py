@@ -7,7 +7,6 @@ formats, and the rules by which groups are taken. What only rounds differently i
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
@@ -17,7 +16,7 @@ from asyncgrpo.config.names import FIELDS
 from asyncgrpo.config.sections import RewardSection
 from asyncgrpo.errors import ConfigError
 
-__all__ = ["FREE", "MEANING", "Difference", "check_resumable", "config_hash", "differences"]
+__all__ = ["FREE", "MEANING", "Difference", "check_resumable", "differences"]
 
 Kind = Literal["free", "meaning"]
 
@@ -139,11 +138,6 @@ def check_resumable(found: Sequence[Difference], *, override: str, allowed: bool
         f"resuming with other settings would change what is trained:\n{lines}\nset them back, start a new run, or give "
         f"{override}"
     )
-
-
-def config_hash(config: RunConfig) -> str:
-    """Of all settings, free ones included: equal exactly if there is no difference."""
-    return hashlib.sha256(json.dumps(config.model_dump(mode="json"), sort_keys=True).encode()).hexdigest()
 
 
 def _settings(old: Mapping[str, Any]) -> Iterable[str]:

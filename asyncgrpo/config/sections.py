@@ -320,7 +320,8 @@ class ObserveSection(Section):
     rollouts_max_gib: PositiveFloat | None = None
     """Most that rollout files take, GiB: the oldest go; those since the last checkpoint stay. Absent: any amount."""
     write_timeout: Seconds = 600.0
-    """Seconds that writing what a step did may take; a disk that hangs for longer ends the run."""
+    """Seconds that writing what a step did may take, or reading it for `asyncgrpo replay` or a prediction; a disk that
+    hangs for longer ends the run, or the replay; the prediction is left out."""
     stall_report_seconds: Seconds = 600.0
     """Seconds without a step, a group or a publish after which it is said what is waited for; half of
     buffer.stall_timeout, if that is less. Ends nothing."""
