@@ -241,7 +241,7 @@ def test_only_given_arguments_count_as_set() -> None:
         ({"optim": "adamw"}, "unknown setting 'optim'; the optimiser is AdamW; see weight_decay and adam_beta1"),
         (
             {"resume_from_checkpoint": True},
-            "unknown setting 'resume_from_checkpoint'; a run goes on by itself (see resume); trainer.train(resume_from_",
+            "unknown setting 'resume_from_checkpoint'; a run goes on by itself (see resume); trainer.train(resume_",
         ),
         ({"push_to_hub": True}, "unknown setting 'push_to_hub'; this version does not have it; the final model is"),
         ({"deepspeed": "x"}, "unknown setting 'deepspeed'; TRL has it, asyncgrpo has nothing like it; leave it out"),
