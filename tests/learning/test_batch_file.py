@@ -39,7 +39,7 @@ def test_a_kept_batch_is_read_as_the_page_says(tmp_path: Path, monkeypatch: pyte
     Path(path).parent.mkdir(parents=True)
     write_batch(Path(path), batch(), {"step": 12})
     names: dict[str, Any] = {}
-    exec(code, names)  # noqa: S102
+    exec(code, names)
     assert (names["batch"].version, names["notes"]) == (7, {"step": 12})
 
 

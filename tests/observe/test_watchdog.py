@@ -102,8 +102,8 @@ async def test_its_thread_looks_by_itself(tmp_path: Path) -> None:
     async with asyncio.timeout(20):
         with dog:
             line = await said.get()
-            while not (path.exists() and "thread watchdog" in path.read_text()):
-                await asyncio.sleep(0.01)  # it is written after it was said
+            while not (path.exists() and "thread watchdog" in path.read_text()):  # noqa: ASYNC110  (written after that)
+                await asyncio.sleep(0.01)
     assert line.startswith("warning: no step, group or publish for ")
     assert line.endswith(f": stuck; see {path}")
     text = path.read_text()
