@@ -1,6 +1,6 @@
 """The sections of a run's configuration, one class each. A field's docstring is its `--help` and its documentation.
 
-Field names are unique over all sections (but for those named in `flat.py`), so that the flat Python class and the
+Field names are unique over all sections (but for those named in `names.py`), so that the flat Python class and the
 sections in YAML are one thing with one mapping.
 """
 
@@ -33,7 +33,7 @@ class RunSection(Section):
     """Folder of this run: configuration, metrics, rollouts, logs, checkpoints, final model."""
     resume: Literal["allow", "must", "never"] = "allow"
     """Go on from the checkpoint in output_dir if there is one, and begin anew if the run there was cut off before its
-    first (`auto`); or refuse a folder without one (`must`), or with anything in it (`never`)."""
+    first (`allow`); or refuse a folder without one (`must`), or with anything in it (`never`)."""
     allow_changes: bool = False
     """Resume although settings that change what is trained are other than the checkpoint's."""
     seed: Annotated[int, Field(ge=0, le=LARGEST_SEED)] = 42

@@ -14,8 +14,8 @@ from asyncgrpo.config.secrets import masked_url
 from asyncgrpo.errors import AsyncGRPOError
 from asyncgrpo.forecast import former_model
 from asyncgrpo.generation.spec import check_ports
-from asyncgrpo.observe.run_folder import check_free
-from asyncgrpo.preflight import check_former_run, check_metrics_port, check_model_path
+from asyncgrpo.observe.run_folder import RunFolder
+from asyncgrpo.preflight import check_former_run, check_metrics_port, check_model_path, check_output_dir
 from asyncgrpo.prompts import load_rows
 from asyncgrpo.rewards import check_parameters, from_config
 
@@ -104,8 +104,18 @@ def ports(config: RunConfig) -> Check:
 
 
 def run_folder(config: RunConfig) -> Check:
-    path = Path(config.run.output_dir)
-    return _verdict("run folder", lambda: check_free(path), f"{path} is free")
+    """A run can be made there, or the one that is there goes on: which of them is said."""
+
+    def fate() -> str:
+        check_output_dir(config.run)
+        folder = RunFolder(config.run.output_dir)
+        if folder.has_checkpoint:
+            return f"the run in {folder.path} goes on from its checkpoint"
+        if folder.was_cut_off:
+            return f"the run in {folder.path} begins anew: it was cut off before its first checkpoint"
+        return f"{folder.path} is free"
+
+    return _verdict("run folder", fate)
 
 
 def former_run(config: RunConfig) -> Check:
