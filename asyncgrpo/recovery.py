@@ -87,7 +87,7 @@ class Training:
             checkpoint, skipped = await aside(lambda: newest(session.folder, config, is_wanted))
         if checkpoint is None:
             passed_over = "".join(f"\n{note}" for note in skipped)
-            raise type(error)(
+            raise error.saying(
                 f"{error}\nthere is no checkpoint to go back to (checkpoint.* says when one is saved){passed_over}"
             ) from error
         if not is_rollback:
