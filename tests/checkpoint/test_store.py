@@ -214,6 +214,18 @@ async def test_one_that_is_kept_for_ever_is_kept_damaged_as_well(tmp_path: Path,
     assert store.steps() == [5, 2]
 
 
+async def test_a_step_that_is_asked_for_stays_as_long_as_it_is(tmp_path: Path) -> None:
+    store = CheckpointStore(tmp_path, keep_last=1)
+    await save(store, 2)
+    for step in (4, 6):
+        async with store.writing(step, incarnation="ab.0") as draft:
+            await draft.run(fill)
+            await draft.commit(keep={2})
+        assert store.steps() == [step, 2]
+    await save(store, 8)
+    assert store.steps() == [8]
+
+
 async def test_saving_a_step_again_replaces_it(tmp_path: Path) -> None:
     store = CheckpointStore(tmp_path, keep_last=1)
     await save(store, 5)
