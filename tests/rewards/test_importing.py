@@ -79,7 +79,7 @@ def test_a_module_in_the_working_directory(tmp_path: Path, monkeypatch: pytest.M
         ("statistics:gone", "no 'gone' in statistics; its functions: ["),
         ("{file}:gone", "; its functions: ['correct']"),
         ("{file}:value", "expected a function, found 3"),
-        ("{file}:Judge", "expected a function, found a class; name an instance"),
+        ("{file}:Judge", "instances of this class cannot be called; give it a __call__"),
         ("{file}", "expected package.module:function or file.py:function"),
         ("statistics", "expected package.module:function or file.py:function"),
         ("statistics:", "expected package.module:function or file.py:function"),
