@@ -23,7 +23,7 @@ from asyncgrpo.rewards.values import BadValue
 Completions = Sequence[str | Sequence[Mapping[str, Any]]]
 """Texts, or for a chat lists of messages."""
 
-_CONFIG = ConfigDict(strict=True, use_attribute_docstrings=True)
+_CONFIG = ConfigDict(strict=True, extra="forbid", use_attribute_docstrings=True)
 
 C = TypeVar("C", bound=type)
 

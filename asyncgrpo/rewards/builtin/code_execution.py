@@ -108,7 +108,7 @@ class CodeExecution(Builtin):
 
 
 def _tests(column: Any, name: str) -> list[Mapping[str, str]]:
-    listed: Sequence[Any] = [column] if isinstance(column, str | Mapping) else column or []
+    listed: Sequence[Any] = [column] if column and isinstance(column, str | Mapping) else column or []
     tests: list[Mapping[str, str]] = []
     for each in listed:
         if isinstance(each, str):

@@ -133,7 +133,6 @@ def one_test(code: str, test: dict[str, str], limits: dict[str, float], alone: b
     return {
         "passed": said == word and not late,
         "late": late,
-        "status": status,
         "output": text,
         "cut": size > MOST_OUTPUT,
     }
