@@ -282,7 +282,8 @@ def test_split_overrides_keeps_equals_signs_in_the_value() -> None:
 
 
 def test_rendered_configuration_loads_again_with_its_sources_beside_it(tmp_path: Path) -> None:
-    path = written(tmp_path, "training: {max_steps: 5}\nrewards: [{path: 'a.py:f'}, {path: 'b:c', name: 'yes'}]")
+    rewards = "rewards: [{path: 'a.py:f', arguments: {limit: 3, words: ['no'], off: null}}, {path: 'b:c', name: 'yes'}]"
+    path = written(tmp_path, f"training: {{max_steps: 5}}\n{rewards}")
     loaded = load_config(path, ["--data.system_prompt=Be: brief\n# really", "--training.adam_epsilon=1e-9"])
     for docs in (False, True):
         text = render_config(loaded, docs=docs)

@@ -9,10 +9,8 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import json
 import logging
 import os
-import select
 import subprocess
 import sys
 import tempfile
@@ -23,12 +21,15 @@ from pathlib import Path
 from typing import Any
 
 from asyncgrpo.guardian import guardian_command
+from asyncgrpo.rewards.builtin.pipes import Ended, Late, Lines, write_line
 
 PROGRAM = Path(__file__).with_name("sandbox_program.py")
 START_SECONDS = 30.0
 """For the sandbox itself, and once for what is between its tests."""
 APART = {"network": "it has the network", "processes": "it sees other processes", "files": "it can write your files"}
 """What is kept from the code, and what is said where that cannot be done."""
+ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
+"""NumPy would otherwise start a thread for every core, which the limits do not allow."""
 
 logger = logging.getLogger(__name__)
 
@@ -67,40 +68,22 @@ class SandboxError(RuntimeError):
 def run_tests(code: str, tests: Sequence[Mapping[str, str]], limits: Limits) -> list[Ran]:
     """One result per test, `{"code": …}` or `{"input": …}` (see `sandbox_program`). A sandbox that the code brought
     down has failed the tests that were left. Raises SandboxError."""
-    with _started() as process:
-        lines = _Lines(process.stdout)
-        job = {"code": code, "tests": list(tests), "limits": asdict(limits)}
-        with contextlib.suppress(BrokenPipeError):  # said below
-            assert process.stdin is not None
-            process.stdin.write(json.dumps(job).encode() + b"\n")
-            process.stdin.flush()
-        ready = lines.read(time.monotonic() + START_SECONDS)
-        if ready is None:
-            raise SandboxError(f"the sandbox for code did not start within {START_SECONDS:g} s, or ended")
+    results: list[Ran] = []
+    with _started({"code": code, "tests": list(tests), "limits": asdict(limits)}) as (ready, lines):
         if limits.isolate:
-            _say_what_is_not_kept_apart(tuple(ready["ready"]))
-        results = []
-        for _ in tests:
-            reply = lines.read(time.monotonic() + limits.seconds + START_SECONDS)
-            if reply is None:
-                break
-            results.append(Ran(reply["passed"] and not reply["cut"], reply["late"], reply["output"]))
+            _say_what_is_not_kept_apart(tuple(ready))
+        with contextlib.suppress(Late, Ended):
+            while len(results) < len(tests):
+                reply = lines.read(time.monotonic() + limits.seconds + START_SECONDS)
+                results.append(Ran(reply["passed"] and not reply["cut"], reply["late"], reply["output"]))
     return results + [Ran(False)] * (len(tests) - len(results))
 
 
 @functools.cache
 def kept_apart() -> tuple[str, ...]:
     """What this machine can keep from the code: of `network`, `processes` and `files`. Raises SandboxError."""
-    with _started() as process:
-        assert process.stdin is not None
-        process.stdin.write(
-            json.dumps({"code": "", "tests": [], "limits": {"isolate": True, "disk": 1 << 20}}).encode()
-        )
-        process.stdin.close()
-        ready = _Lines(process.stdout).read(time.monotonic() + START_SECONDS)
-        if ready is None:
-            raise SandboxError(f"the sandbox for code did not start within {START_SECONDS:g} s, or ended")
-        return tuple(ready["ready"])
+    with _started({"code": "", "tests": [], "limits": {"isolate": True, "disk": 1 << 20}}) as (ready, _):
+        return tuple(ready)
 
 
 @functools.cache
@@ -114,49 +97,39 @@ def _say_what_is_not_kept_apart(apart: tuple[str, ...]) -> None:
 
 
 @contextlib.contextmanager
-def _started() -> Iterator[subprocess.Popen[bytes]]:
-    """A sandbox in a folder of its own; afterwards nothing of it is left. The guardian sees to that, also if we are
-    killed."""
+def _started(job: Mapping[str, Any]) -> Iterator[tuple[list[str], Lines]]:
+    """A sandbox that has a job, in a folder of its own: what it keeps apart, and its replies. Afterwards nothing of it
+    is left. The guardian sees to that, also if we are killed. Raises SandboxError."""
     with contextlib.ExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="asyncgrpo-code-", ignore_cleanup_errors=True))
         lifeline, ours = os.pipe()
         stack.enter_context(os.fdopen(lifeline))
+        closing = stack.enter_context(os.fdopen(ours, "w"))
         command = [sys.executable, "-I", str(PROGRAM)]
-        process = subprocess.Popen(
-            guardian_command(lifeline, "--grace", "0", "--remove", folder, "--", *command),
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            cwd=folder,
-            env={"HOME": folder, "TMPDIR": folder, "LANG": "C.UTF-8"} | _passed_on(),
-            pass_fds=[lifeline],
-            start_new_session=True,
+        process = stack.enter_context(
+            subprocess.Popen(
+                guardian_command(lifeline, "--grace", "0", "--remove", folder, "--", *command),
+                bufsize=0,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                cwd=folder,
+                env={"HOME": folder, "TMPDIR": folder, "LANG": "C.UTF-8"} | ONE_THREAD | _passed_on(),
+                pass_fds=[lifeline],
+                start_new_session=True,
+            )
         )
-        stack.enter_context(process)  # waits for it
-        stack.callback(os.close, ours)  # before that: the guardian ends everything, then itself
-        yield process
+        stack.callback(closing.close)  # the guardian ends everything, then itself; only then is it waited for
+        assert process.stdin is not None and process.stdout is not None
+        lines = Lines(process.stdout.fileno())
+        try:
+            write_line(process.stdin.fileno(), job)
+            ready = lines.read(time.monotonic() + START_SECONDS)["ready"]
+        except (Late, Ended) as error:
+            raise SandboxError(f"the sandbox for code ended at its start, or took over {START_SECONDS:g} s") from error
+        yield ready, lines
 
 
 def _passed_on() -> dict[str, str]:
     """Of our environment, what Python needs; secrets that it holds are nobody's business."""
     return {name: os.environ[name] for name in ("PATH", "PYTHONPATH", "LD_LIBRARY_PATH") if name in os.environ}
-
-
-class _Lines:
-    """Lines of JSON from a pipe, each by a time."""
-
-    def __init__(self, pipe: Any) -> None:
-        self._handle, self._rest = pipe.fileno(), b""
-
-    def read(self, until: float) -> Any:
-        """None if it is late, or there will be none."""
-        while b"\n" not in self._rest:
-            left = until - time.monotonic()
-            if left <= 0 or not select.select([self._handle], [], [], left)[0]:
-                return None
-            piece = os.read(self._handle, 1 << 16)
-            if not piece:
-                return None
-            self._rest += piece
-        line, _, self._rest = self._rest.partition(b"\n")
-        return json.loads(line)

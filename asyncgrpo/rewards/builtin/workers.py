@@ -6,9 +6,8 @@ the main thread, from any other, and in a process forked from one that has worke
 
 from __future__ import annotations
 
-import json
+import contextlib
 import os
-import select
 import subprocess
 import sys
 import threading
@@ -22,9 +21,9 @@ from queue import SimpleQueue
 from typing import Any, Literal
 
 from asyncgrpo.concurrency import start_job
+from asyncgrpo.rewards.builtin.pipes import Ended, Late, Lines, write_line
 
 START_SECONDS = 60.0
-LOOK_SECONDS = 0.1
 LARGEST_MEMORY = 2 << 30
 """Bytes a worker may hold while it computes. Seconds pass until it is more; what asks for it at once is refused."""
 RETIRED_MEMORY = 1 << 30
@@ -121,47 +120,47 @@ class Workers:
         return worker
 
 
+class _TooLarge(Exception):
+    pass
+
+
 class _Worker:
     def __init__(self, program: Path) -> None:
         self._program = program
         # -P: the libraries that are installed, whatever lies beside the program or in the working directory.
         self._process = subprocess.Popen(
             [sys.executable, "-P", str(program)],
+            bufsize=0,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             start_new_session=True,
         )
+        assert self._process.stdin is not None and self._process.stdout is not None
+        self._questions, self._replies = self._process.stdin.fileno(), Lines(self._process.stdout.fileno())
 
     def wait_until_ready(self) -> None:
-        said = self._read(time.monotonic() + START_SECONDS)
-        if isinstance(said, Lost) or "ready" not in said:
-            what = said.kind if isinstance(said, Lost) else said.get("failed", said)
+        said: Any = {}
+        with contextlib.suppress(Late, Ended):
+            said = self._replies.read(time.monotonic() + START_SECONDS)
+        if "ready" not in said:
+            what = said.get("failed", f"it ended, or took longer than {START_SECONDS:g} s")
             raise RuntimeError(f"a worker process for {self._program.name} did not start: {what}")
 
     def ask(self, question: Mapping[str, Any], until: float) -> Any | Lost:
-        assert self._process.stdin is not None
         try:
-            self._process.stdin.write(json.dumps(question).encode() + b"\n")
-            self._process.stdin.flush()
-        except OSError:  # it has ended
+            write_line(self._questions, question)
+            return self._replies.read(until, self._look)
+        except Late:
+            return Lost("late")
+        except Ended:
             return Lost("died")
-        return self._read(until)
+        except _TooLarge:
+            return Lost("memory")
 
-    def _read(self, until: float) -> Any | Lost:
-        assert self._process.stdout is not None
-        reply, stdout = b"", self._process.stdout.fileno()
-        while (left := until - time.monotonic()) > 0:
-            if select.select([stdout], [], [], min(left, LOOK_SECONDS))[0]:
-                piece = os.read(stdout, 1 << 16)
-                if not piece:
-                    return Lost("died")
-                reply += piece
-                if reply.endswith(b"\n"):
-                    return json.loads(reply)
-            elif self.memory() > LARGEST_MEMORY:
-                return Lost("memory")
-        return Lost("late")
+    def _look(self) -> None:
+        if self.memory() > LARGEST_MEMORY:
+            raise _TooLarge
 
     def memory(self) -> int:
         """Bytes that it holds; 0 if it has ended."""

@@ -6,8 +6,8 @@ import pytest
 
 from asyncgrpo.config.sections import RewardSection
 from asyncgrpo.errors import ConfigError
-from asyncgrpo.rewards import bound, check_parameters, from_callables, from_config
-from asyncgrpo.rewards.builtin import BUILTIN, NumberMatch, Repetition, SoftOverlong, number_match, repetition
+from asyncgrpo.rewards import check_parameters, from_callables, from_config
+from asyncgrpo.rewards.builtin import BUILTIN, Repetition, SoftOverlong, number_match, repetition
 from asyncgrpo.rewards.functions import RewardFunction
 
 
@@ -63,12 +63,3 @@ def test_a_column_that_is_not_there_is_refused_by_name() -> None:
     with pytest.raises(ConfigError, match="reward function 'number_match' needs 'solution', which is none of"):
         check_parameters(from_callables([number_match]), {"answer"})
     check_parameters(from_callables([repetition]), set())
-
-
-def test_a_run_tells_built_in_rewards_what_they_were_not_told() -> None:
-    given = from_callables([SoftOverlong(soft_punish_cache=10), NumberMatch(), lambda completions: [0.0]])
-    first, second, third = bound(given, max_completion_length=40)
-    assert first.call(completion_ids=[[1] * 35]) == [-0.5]
-    assert (second, third) == (given[1], given[2])
-    with pytest.raises(ConfigError, match="more than max_completion_length=8"):
-        bound(given, max_completion_length=8)

@@ -74,7 +74,7 @@ def test_an_idle_worker_that_has_ended_is_replaced(workers: Callable[..., Worker
 
 @pytest.mark.parametrize(
     ("program", "why"),
-    [("", "died"), ('print(\'{"failed": "ImportError: gone"}\')', "ImportError: gone")],
+    [("", "it ended, or took longer"), ('print(\'{"failed": "ImportError: gone"}\')', "ImportError: gone")],
 )
 def test_a_program_that_does_not_start_is_no_lost_answer(
     workers: Callable[..., Workers], program: str, why: str
