@@ -28,6 +28,10 @@ def third(reward: Accuracy = PATIENT) -> list[float | None]:
     return reward(completions=[r"so \boxed{\frac{1}{3}}", r"\boxed{\frac{1}{2}}"], solution=[r"\frac{1}{3}"] * 2)
 
 
+def third_and_children() -> tuple[list[float | None], int]:
+    return third(), len(psutil.Process().children())
+
+
 def test_the_same_in_the_main_thread_in_others_and_in_processes() -> None:
     assert threading.current_thread() is threading.main_thread()
     assert third() == RIGHT
@@ -40,7 +44,9 @@ def test_the_same_in_the_main_thread_in_others_and_in_processes() -> None:
 def test_the_same_in_another_process_also_one_forked_from_a_user_of_workers(way: str) -> None:
     assert third() == RIGHT
     with multiprocessing.get_context(way).Pool(1) as pool:
-        assert pool.apply_async(third).get(timeout=120) == RIGHT
+        scores, workers = pool.apply_async(third_and_children).get(timeout=120)
+    assert scores == RIGHT
+    assert workers >= 1  # of its own
     assert third() == RIGHT  # the other process has left our workers alone
 
 
