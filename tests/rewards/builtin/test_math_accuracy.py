@@ -6,6 +6,7 @@ import multiprocessing
 import subprocess
 import sys
 import threading
+import time
 from typing import Any
 
 import psutil
@@ -43,10 +44,15 @@ def test_the_same_in_the_main_thread_in_others_and_in_processes() -> None:
 @pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
 def test_the_same_in_another_process_also_one_forked_from_a_user_of_workers(way: str) -> None:
     assert third() == RIGHT
+    hanging = Accuracy(deadline=8.0, workers=1)
+    busy = threading.Thread(target=lambda: hanging(completions=[HANGS], solution=["5"]))
+    busy.start()
+    time.sleep(0.5)  # our only worker is taken, as the other process sees it
     with multiprocessing.get_context(way).Pool(1) as pool:
         scores, workers = pool.apply_async(third_and_children).get(timeout=120)
     assert scores == RIGHT
     assert workers >= 1  # of its own
+    busy.join()
     assert third() == RIGHT  # the other process has left our workers alone
 
 
