@@ -21,6 +21,7 @@ from asyncgrpo.observe.run_folder import RunFolder, check_free
 from asyncgrpo.prompts.encoding import load_tokenizer
 from asyncgrpo.prompts.rows import load_rows
 from asyncgrpo.prompts.stream import PromptStream
+from asyncgrpo.rewards.binding import bound
 from asyncgrpo.rewards.functions import RewardFunction, check_parameters
 from asyncgrpo.rewards.importing import from_config
 
@@ -64,6 +65,7 @@ def prepare(
     secret_of(config.engines.api_key_env, "engines.api_key_env")
     secret_of(config.observe.metrics_token_env, "observe.metrics_token_env")
     functions = from_config(config.rewards) if rewards is None else rewards
+    functions = bound(functions, config.generation.max_completion_length)
     checked_rows = load_rows(config, rows)
     check_parameters(functions, set(checked_rows.column_names) - {config.data.prompt_column})
     tokenizer = load_tokenizer(config) if tokenizer is None else tokenizer

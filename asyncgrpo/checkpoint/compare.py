@@ -65,7 +65,7 @@ MEANING: frozenset[str] = frozenset().union(
         "dataset dataset_config dataset_split prompt_column system_prompt shuffle_dataset max_prompt_length "
         "chat_template_kwargs",
     ),
-    _keys("rewards", "path weight name"),
+    _keys("rewards", "path arguments weight name"),
     _keys(
         "generation",
         "num_generations max_completion_length temperature top_p top_k min_p stop_token_ids num_extra_generations "

@@ -86,7 +86,9 @@ class DataSection(Section):
 
 class RewardSection(Section):
     path: str
-    """`package.module:function`, or `file.py:function`."""
+    """`package.module:function`, `file.py:function`, or the name of a built-in one, as `accuracy`."""
+    arguments: dict[str, Any] = Field(default={})
+    """Given to a class as it is made, or to a function in every call (docs/rewards.md has those of built-in ones)."""
     weight: RewardWeight = 1.0
     """Factor of this reward in the sum."""
     name: str | None = None

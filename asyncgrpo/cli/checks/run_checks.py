@@ -17,7 +17,7 @@ from asyncgrpo.generation.spec import check_ports
 from asyncgrpo.observe.run_folder import RunFolder
 from asyncgrpo.preflight import check_former_run, check_metrics_port, check_model_path, check_output_dir
 from asyncgrpo.prompts import load_rows
-from asyncgrpo.rewards import check_parameters, from_config
+from asyncgrpo.rewards import bound, check_parameters, from_config
 
 _CONNECT_TIMEOUT = 2.0
 
@@ -49,10 +49,11 @@ def model(config: RunConfig) -> Check:
 
 
 def rewards(config: RunConfig) -> Check:
-    """Every reward function can be imported."""
+    """Every reward function can be imported, and has what it needs."""
 
     def listed() -> str:
-        return ", ".join(f"{function.name} x {function.weight:g}" for function in from_config(config.rewards))
+        functions = bound(from_config(config.rewards), config.generation.max_completion_length)
+        return ", ".join(f"{function.name} x {function.weight:g}" for function in functions)
 
     return _verdict("rewards", listed)
 
