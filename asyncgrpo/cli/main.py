@@ -15,7 +15,18 @@ from asyncgrpo.cli import config, doctor, plan, replay, rollouts, train
 from asyncgrpo.config.secrets import masked
 from asyncgrpo.errors import AsyncGRPOError
 
-_OPTIONS = {"-h", "--help", "--version", "--quick", "--json", "--steps", "--resume", *rollouts.OPTIONS}
+_OPTIONS = {
+    "-h",
+    "--help",
+    "--version",
+    "--quick",
+    "--json",
+    "--steps",
+    "--resume",
+    "--from-trl",
+    "--out",
+    *rollouts.OPTIONS,
+}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
