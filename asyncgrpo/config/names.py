@@ -127,7 +127,7 @@ ELSEWHERE: dict[str, str] = {
     ),
     "max_tool_calling_iterations": _NOT_YET,
     "save_strategy": "see <checkpoint.save_steps> and <checkpoint.save_minutes>",
-    "resume_from_checkpoint": _NOT_YET,
+    "resume_from_checkpoint": "a run goes on from the checkpoint in <run.output_dir> by itself; see <run.resume>",
     "eval_strategy": _NOT_YET,
     "eval_steps": _NOT_YET,
     "per_device_eval_batch_size": _NOT_YET,
