@@ -147,6 +147,13 @@ def _batch(rest: dict[str, Any], settings: dict[str, Any], said: Translation) ->
     """Completions per device, accumulated, over processes, come to groups per step and updates per pass."""
     given = [name for name in _BATCH if rest.get(name) is not None]
     size, accumulated, per_generation, whole = (rest.pop(name, None) for name in _BATCH)
+    if "groups_per_step" in rest:
+        said.left_out |= dict.fromkeys(given, "training.groups_per_step is given, and says it all")
+        return
+    if per_generation is not None and whole is not None:
+        both = "refused, as TRL does: generation_batch_size and steps_per_generation both say how much is generated"
+        said.left_out |= dict.fromkeys(given, both)
+        return
     processes = rest.get("num_processes") or 1
     numbers = (
         size or 8,

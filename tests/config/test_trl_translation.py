@@ -96,6 +96,15 @@ def test_batches_that_cannot_be_told_are_left_out(batch: dict[str, int]) -> None
     assert all(why.startswith("the batch is training.groups_per_step prompts") for why in said.left_out.values())
 
 
+def test_two_words_for_one_size_are_refused_as_in_trl() -> None:
+    said = translate({"steps_per_generation": 2, "generation_batch_size": 64})
+    assert said.left_out.keys() == {"steps_per_generation", "generation_batch_size"}
+    assert "groups_per_step" not in said.sections.get("training", {})
+    said = translate({"groups_per_step": 5, "gradient_accumulation_steps": 4})
+    assert said.sections["training"] == {"groups_per_step": 5}
+    assert said.left_out == {"gradient_accumulation_steps": "training.groups_per_step is given, and says it all"}
+
+
 def test_rewards() -> None:
     names = ["accuracy_reward", "my_lib.rewards.brevity"]
     said = translate({"reward_funcs": names, "reward_weights": [1, 0.25]})
