@@ -72,6 +72,8 @@ def translate(arguments: Mapping[str, Any]) -> Translation:
         said.mend = _problems(said.sections)
     said.translated = {name: place for name, place in said.translated.items() if name in arguments}
     said.defaults = {DOTTED[name]: value for name, value in DEFAULTS.items() if name not in settings}
+    if isinstance(settings.get("max_steps"), int) and settings["max_steps"] > 0:
+        said.defaults.pop(DOTTED["num_train_epochs"], None)
     return said
 
 

@@ -150,6 +150,7 @@ def test_defaults_that_differ_are_told_unless_given() -> None:
     said = translate({"max_completion_length": 512})
     assert said.defaults["training.num_train_epochs"] == 3.0
     assert "generation.max_completion_length" not in said.defaults
+    assert "training.num_train_epochs" not in translate({"max_steps": 5}).defaults
     assert "  training.num_train_epochs: here 1.0; as in TRL: 3.0" in account(said)
 
 

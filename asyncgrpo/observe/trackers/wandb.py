@@ -26,7 +26,7 @@ class WeightsAndBiases:
             config=dict(about.config),
             dir=str(about.folder),
             resume="allow",
-            settings=wandb.Settings(login_timeout=_LOGIN_SECONDS, console="off"),  # the terminal is ours
+            settings=wandb.Settings(login_timeout=_LOGIN_SECONDS, console="off", quiet=True),  # the terminal is ours
         )
 
     def log(self, step: int, time: float, values: Mapping[str, float]) -> None:
