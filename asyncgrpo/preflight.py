@@ -18,6 +18,7 @@ from asyncgrpo.config.training_checks import check_warm_up
 from asyncgrpo.errors import ConfigError, RunFolderError
 from asyncgrpo.generation.spec import check_ports, check_vllm_installed
 from asyncgrpo.observe.run_folder import RunFolder, check_free
+from asyncgrpo.observe.trackers import check_installed
 from asyncgrpo.prompts.encoding import load_tokenizer
 from asyncgrpo.prompts.rows import load_rows
 from asyncgrpo.prompts.stream import PromptStream
@@ -61,6 +62,7 @@ def prepare(
         check_vllm_installed()
     check_ports(config)
     check_metrics_port(config)
+    check_installed(config.observe.trackers)
     check_logins(config.engines.urls)
     secret_of(config.engines.api_key_env, "engines.api_key_env")
     secret_of(config.observe.metrics_token_env, "observe.metrics_token_env")

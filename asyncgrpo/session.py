@@ -9,7 +9,7 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
@@ -33,6 +33,7 @@ from asyncgrpo.observe.recorder import Recorder
 from asyncgrpo.observe.run_folder import RunFolder
 from asyncgrpo.observe.server import MetricsServer
 from asyncgrpo.observe.timing import TimeAccount
+from asyncgrpo.observe.trackers import Trackers
 from asyncgrpo.preflight import Job
 from asyncgrpo.types import Completion
 from asyncgrpo.weights.probe import Agreement, probe
@@ -60,6 +61,7 @@ class Session:
     progress: Progress
     learner_time: TimeAccount
     generation_time: TimeAccount
+    trackers: Trackers = field(default_factory=Trackers)
 
     def adopt_incarnation(self) -> None:
         """Versions are the folder's present incarnation's: it has just been counted on."""
@@ -92,6 +94,8 @@ async def open_session(
         by_name = {client.name: client for client in clients}
         learner_time, generation_time = TimeAccount(LEARNER_STATES), TimeAccount(GENERATION_STATES)
         metrics = _metrics(job, folder, clients, learner_time)
+        trackers = Trackers.of(config, folder, metrics, progress)
+        stack.push_async_callback(trackers.close)
         server = await stack.enter_async_context(
             MetricsServer(
                 metrics.registry,
@@ -137,6 +141,7 @@ async def open_session(
             progress=progress,
             learner_time=learner_time,
             generation_time=generation_time,
+            trackers=trackers,
         )
 
 

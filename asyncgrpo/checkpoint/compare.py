@@ -45,7 +45,7 @@ FREE: frozenset[str] = frozenset().union(
     _keys(
         "observe",
         "metrics_host metrics_port metrics_token_env save_rollouts rollouts_keep_steps rollouts_max_gib write_timeout "
-        "stall_report_seconds log_level",
+        "trackers project run_name tracker_timeout stall_report_seconds log_level",
     ),
     _keys(
         "guards",

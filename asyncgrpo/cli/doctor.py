@@ -11,6 +11,9 @@ from collections.abc import Callable, Iterator, Sequence
 from importlib.metadata import version
 from typing import Any
 
+from rich.console import Console
+from rich.text import Text
+
 from asyncgrpo.cli.checks import live, machine, run_checks
 from asyncgrpo.cli.checks.check import Check
 from asyncgrpo.cli.checks.dry_call import reward_calls
@@ -42,6 +45,8 @@ RUN_CHECKS: tuple[Callable[[RunConfig], Check], ...] = (
     run_checks.former_run,
 )
 
+_STYLES = {"ok": "green", "warn": "yellow", "fail": "bold red"}
+
 LIVE_CHECKS: tuple[Callable[[RunConfig], Check], ...] = (live.engines_and_publish,)
 
 
@@ -67,8 +72,11 @@ def run(arguments: argparse.Namespace, overrides: Sequence[str]) -> int:
     what = "this machine" if arguments.config is None else f"this machine and {arguments.config}"
     print(f"asyncgrpo {version('asyncgrpo')}: checking {what}", flush=True)  # the first checks take a while
     failed = False
+    console = Console(highlight=False, soft_wrap=True)
     for check in examine(arguments.config, overrides, is_quick=arguments.quick):
-        print(check, flush=True)
+        text = Text(str(check))
+        text.stylize(_STYLES[check.status], 0, len(check.status))
+        console.print(text)
         failed = failed or check.status == "fail"
     return int(failed)
 

@@ -38,6 +38,7 @@ _RENAMED = {
     "objective.importance_sampling_correction": "vllm_importance_sampling_correction",
     "objective.importance_sampling_cap": "vllm_importance_sampling_clip_max",
     "objective.importance_sampling_min": "vllm_importance_sampling_clip_min",
+    "observe.trackers": "report_to",
     # Names that mean something only beside their section.
     "engines.devices": "vllm_devices",
     "engines.dtype": "vllm_dtype",
@@ -76,7 +77,7 @@ _WITHOUT_COUNTERPART = """
     label_smoothing_factor length_column_name liger_kernel_config load_best_model_at_end local_rank
     log_completions_hub_repo log_level_replica log_multimodal log_on_each_node log_unique_prompts logging_first_step
     logging_nan_inf_filter lr_scheduler_kwargs metric_for_best_model neftune_noise_alpha num_completions_to_print
-    optim_args optim_target_modules pad_to_multiple_of parallelism_config prediction_loss_only project
+    optim_args optim_target_modules pad_to_multiple_of parallelism_config prediction_loss_only
     ref_model_mixup_alpha ref_model_sync_steps restore_callback_states_from_checkpoint router_aux_loss_coef
     save_on_each_node save_only_model skip_memory_metrics tf32 torch_compile_backend torch_compile_mode
     torch_empty_cache_steps trackio_bucket_id trackio_space_id trackio_static_space_id
@@ -117,8 +118,6 @@ ELSEWHERE: dict[str, str] = {
     "logging_steps": "every step is logged",
     "logging_strategy": "every step is logged",
     "logging_dir": "logs are written below <run.output_dir>",
-    "report_to": "metrics are served on <observe.metrics_port> and written below <run.output_dir>",
-    "run_name": "the run is named by <run.output_dir>",
     "overwrite_output_dir": "a run never overwrites; choose another <run.output_dir>",
     "repetition_penalty": f"{_NOT_YET}: the learner could not reproduce the engine's log-probabilities",
     "sync_ref_model": f"{_NOT_YET}; the reference model is the initial one",

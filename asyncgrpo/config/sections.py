@@ -21,6 +21,7 @@ LARGEST_WEIGHT = 1e6
 
 Seconds = PositiveFloat
 OnRewardError = Literal["stop", "drop_group"]
+Tracker = Literal["tensorboard", "trackio", "wandb"]
 RewardWeight = Annotated[float, Field(ge=-LARGEST_WEIGHT, le=LARGEST_WEIGHT)]
 LARGEST_SEED = 2**31 - 1
 """vLLM hands it to NumPy, which takes 32 bits; engine k gets the seed + k."""
@@ -321,6 +322,14 @@ class ObserveSection(Section):
     """Rollout files of so many steps stay, the newest; those since the last checkpoint in any case. Absent: all."""
     rollouts_max_gib: PositiveFloat | None = None
     """Most that rollout files take, GiB: the oldest go; those since the last checkpoint stay. Absent: any amount."""
+    trackers: tuple[Tracker, ...] = ()
+    """Where every step's numbers go besides: `tensorboard`, `trackio`, `wandb`, each an extra of its name."""
+    project: Annotated[str, Field(min_length=1)] = "asyncgrpo"
+    """Project that trackio and wandb file the run under."""
+    run_name: str | None = None
+    """Its name there. Absent: that of the folder run.output_dir."""
+    tracker_timeout: Seconds = 60.0
+    """Seconds a tracker may take for a step until it is said, and all of them at the end; none ever holds up a step."""
     write_timeout: Seconds = 600.0
     """Seconds that writing what a step did may take, or reading it for `asyncgrpo replay` or a prediction; a disk that
     hangs for longer ends the run, or the replay; the prediction is left out."""

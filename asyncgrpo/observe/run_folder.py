@@ -168,6 +168,11 @@ class RunFolder:
         return self.path / "skipped_updates"
 
     @property
+    def trackers_dir(self) -> Path:
+        """What trackers write, and the last step that each was given."""
+        return self.path / "trackers"
+
+    @property
     def logs_dir(self) -> Path:
         return self.path / "logs"
 

@@ -15,6 +15,7 @@ from typing import TypeVar, get_args
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics
 
+from asyncgrpo.config.sections import Tracker
 from asyncgrpo.errors import ConfigError
 from asyncgrpo.observe.metrics.collectors import StateSeconds, TokenStaleness
 from asyncgrpo.observe.metrics.fields import LEARNER_FIELDS, StepRecord, labels_of
@@ -36,6 +37,8 @@ REISSUE_REASONS = ("stale", "failed", "reward", "resumed")
 """Why its prompt comes again: of these, or the run was resumed while the group was in flight."""
 
 EJECTION_REASONS: Sequence[EjectionReason] = get_args(EjectionReason)
+
+TRACKERS: Sequence[Tracker] = get_args(Tracker)
 
 FATES = {"dropped": DROP_REASONS, "reissued": REISSUE_REASONS}
 
@@ -121,6 +124,9 @@ class RunMetrics:
         self.reward_stddev = self._gauge("reward_stddev", "Its deviation over samples", reward=("total", *rewards))
         self.uniform_groups = self._counter("uniform_groups", "Trained groups in which no two rewards differ")
         self.trained_tokens = self._counter("trained_tokens", "Completion tokens in trained groups")
+        self.tracker_steps_lost = self._counter(
+            "tracker_steps_lost", "Steps that a tracker did not get: it failed or hung", tracker=TRACKERS
+        )
         self.updates_skipped = self._counter("optimiser_updates_skipped", "Updates not made: numbers were not finite")
         self.step_duration = self._histogram("step_duration_seconds", "Wall-clock of a step")
         self.staleness = TokenStaleness("asyncgrpo_staleness_versions", "Staleness of trained tokens, in versions")
