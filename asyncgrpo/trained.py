@@ -10,6 +10,7 @@
 
 from __future__ import annotations
 
+import glob
 import json
 import os
 import shutil
@@ -19,6 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import psutil
 import pyarrow.parquet as pq
 
 from asyncgrpo.checkpoint.store import Checkpoint, CheckpointStore
@@ -188,7 +190,8 @@ def appearing(folder: Path) -> Iterator[Path]:
     """
     if folder.exists():
         raise RunFolderError(f"{folder} exists; name another with --out, or remove it")
-    draft = folder.with_name(f".{folder.name}.{os.getpid()}.tmp")
+    _clear_leftovers(folder)
+    draft = folder.with_name(f".{folder.name}.{os.getpid()}.draft")
     try:
         draft.mkdir(parents=True)
         yield draft
@@ -203,3 +206,11 @@ def appearing(folder: Path) -> Iterator[Path]:
         raise write_error(folder, error) from error
     finally:
         shutil.rmtree(draft, ignore_errors=True)
+
+
+def _clear_leftovers(folder: Path) -> None:
+    """Of processes that were killed while they filled theirs."""
+    for left in folder.parent.glob(f".{glob.escape(folder.name)}.*.draft"):
+        number = left.name.split(".")[-2]
+        if number.isdigit() and not psutil.pid_exists(int(number)):
+            shutil.rmtree(left, ignore_errors=True)

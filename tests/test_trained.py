@@ -11,12 +11,14 @@ import pytest
 import torch
 from huggingface_hub import ModelCard
 from peft import AutoPeftModelForCausalLM, PeftModel
-from run_cases import FAKE_ENGINE, make_job, run_config
+from run_cases import FAKE_ENGINE, make_job, mean_token, run_config
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from asyncgrpo import AsyncGRPOConfig, AsyncGRPOTrainer
 from asyncgrpo.cli.chat import talk
 from asyncgrpo.cli.main import main
+from asyncgrpo.config.adapter import is_adapter
 from asyncgrpo.config.loading import from_python
 from asyncgrpo.config.render import render_config
 from asyncgrpo.errors import CheckpointError, ConfigError, LearnerError, RunFolderError
@@ -170,11 +172,44 @@ def test_a_folder_appears_whole_or_not_at_all(tmp_path: Path) -> None:
         assert not (tmp_path / "m").exists()
         raise KeyboardInterrupt
     assert list(tmp_path.iterdir()) == []
+    (tmp_path / ".m.999999999.draft").mkdir()  # a kill left it
+    with appearing(tmp_path / "m") as draft:
+        assert [path.name for path in tmp_path.iterdir()] == [draft.name]
+    (tmp_path / "m").rmdir()
     with appearing(tmp_path / "deep" / "m") as draft:
         (draft / "all").write_text("x")
     assert (tmp_path / "deep" / "m" / "all").read_text() == "x"
     with pytest.raises(RunFolderError, match=r"m exists; name another with --out"), appearing(tmp_path / "deep" / "m"):
         pass
+
+
+def test_a_run_goes_on_training_an_adapter(adapted: RunFolder, tiny_model: Path, tmp_path: Path) -> None:
+    start = adapted.model_dir / "adapter"
+    run = trained_run(start, tmp_path, CHATS, objective={"beta": 0.01})
+    assert find(str(run.path), 1).config.model.path == str(tiny_model)
+    first, second = (json.loads(line) for line in run.metrics_file.read_text().splitlines())
+    assert first["policy_kl_nats/current_reference"] == 0.0
+    assert second["policy_kl_nats/current_reference"] > 0.0
+    assert main(["merge", str(run.path), "--step=1", f"--out={tmp_path / 'm'}"]) == 0
+    begun, one, two = (logits(folder) for folder in (adapted.model_dir, tmp_path / "m", run.model_dir))
+    assert (one - begun).abs().max() > 0.01
+    assert (two - one).abs().max() > 0.01
+    expected = logits(adapter_of_checkpoint(run, 1, tiny_model, tmp_path / "a"))
+    torch.testing.assert_close(one, expected, rtol=0, atol=1e-5)
+
+
+def test_a_peft_model_may_be_given_to_the_trainer(adapted: RunFolder, tiny_model: Path, tmp_path: Path) -> None:
+    peft_model = AutoPeftModelForCausalLM.from_pretrained(adapted.model_dir / "adapter")
+    trainer = AsyncGRPOTrainer(
+        model=peft_model,
+        reward_funcs=mean_token,
+        args=AsyncGRPOConfig(output_dir=str(tmp_path / "run"), max_steps=1, max_completion_length=8),
+        train_dataset=TEXTS,
+        processing_class=AutoTokenizer.from_pretrained(tiny_model),
+    )
+    config = trainer.job.config
+    assert (config.model.path, config.lora.lora_r) == (str(tiny_model), 4)
+    assert is_adapter(config.lora.lora_adapter or "")
 
 
 def test_the_adapter_alone_can_be_merged(adapted: RunFolder, tmp_path: Path) -> None:

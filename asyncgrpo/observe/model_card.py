@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import platform
-import shutil
 from collections.abc import Iterator, Mapping
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -20,7 +19,7 @@ from asyncgrpo.config import RunConfig
 from asyncgrpo.config.names import FIELDS
 from asyncgrpo.config.resolve import locate_model
 from asyncgrpo.config.secrets import masked
-from asyncgrpo.observe.files import write_text
+from asyncgrpo.observe.files import replacing, write_text
 from asyncgrpo.observe.run_folder import RunFolder
 
 __all__ = ["write_model_card"]
@@ -40,7 +39,8 @@ def write_model_card(directory: Path, folder: RunFolder, config: RunConfig, step
     summary = _summary(folder)
     steps = step if step is not None else summary.get("steps")
     if has_plot := folder.reward_plot.is_file():
-        shutil.copyfile(folder.reward_plot, directory / PLOT)
+        with replacing(directory / PLOT) as file:
+            file.write(folder.reward_plot.read_bytes())
     lines = [
         *("---", yaml.safe_dump(_front_matter(config), sort_keys=False).strip(), "---", ""),
         f"# {folder.path.name}",

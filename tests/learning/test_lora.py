@@ -19,6 +19,7 @@ from asyncgrpo.errors import ConfigError, LearnerError
 from asyncgrpo.learning.batching import make_batch, shards
 from asyncgrpo.learning.export import export_tensors
 from asyncgrpo.learning.learner import Learner
+from asyncgrpo.learning.lora import trained_head
 
 CPU = torch.device("cpu")
 WHOLE = {
@@ -81,6 +82,15 @@ def test_a_head_trained_whole_is_trained_and_exported(untied_model: Path) -> Non
     changed = {name for name in before if not torch.equal(before[name], tensors[name])}
     assert {"lm_head.weight", "model.embed_tokens.weight", "model.layers.0.self_attn.q_proj.weight"} <= changed
     assert "model.layers.0.self_attn.k_proj.weight" not in changed
+
+
+def test_a_head_trained_whole_is_a_plain_layer(untied_model: Path) -> None:
+    learner = learner_of(untied_model, lora=WHOLE, objective={"beta": 0.1})
+    head = learner._loaded.model.get_output_embeddings()
+    assert trained_head(head) is head.modules_to_save["default"]
+    with learner._loaded.reference():
+        assert trained_head(head) is head.original_module
+    assert type(trained_head(head)) is torch.nn.Linear
 
 
 def test_the_reference_of_modules_trained_whole_is_the_model_before(untied_model: Path) -> None:
