@@ -123,8 +123,10 @@ def save_adapter(adapted: PeftModel, directory: Path, base: str) -> None:
 
 
 def trained_head(head: nn.Module) -> nn.Module:
-    """The head itself: of one that is trained whole beside adapters, the copy that is in use. Not its wrapper, for which
-    logits would be computed in the slow way of heads that are not plain."""
+    """The head itself: of one that is trained whole beside adapters, the copy that is in use.
+
+    Its wrapper would be no plain layer, so its logits would be computed in the slow way.
+    """
     if not isinstance(head, ModulesToSaveWrapper):
         return head
     used: nn.Module = head.original_module if head.disable_adapters else head.modules_to_save[ADAPTER]
