@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from asyncgrpo.config import RunConfig
+from asyncgrpo.config.adapter import with_adapter
 from asyncgrpo.config.resolve import Machine, locate_model, resolve
 from asyncgrpo.config.secrets import check_logins, secret_of
 from asyncgrpo.config.sections import RunSection, TrainingSection
@@ -54,6 +55,7 @@ def prepare(
     `rows`, `rewards` and `tokenizer` are given by Python callers; absent, the configuration names them.
     Raises ConfigError, DataError or RunFolderError, each naming value and remedy.
     """
+    config = with_adapter(config)
     check_model_path(config.model.path)
     config = within_context(resolve(config, machine or Machine.here()))
     check_output_dir(config.run)

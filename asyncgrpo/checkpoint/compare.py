@@ -29,6 +29,7 @@ FREE: frozenset[str] = frozenset().union(
     _keys("run", "output_dir resume allow_changes plan_from"),
     # A model may be moved: weights that stay are recognised by the learner, the tokenizer by the next prompt.
     _keys("model", "path attn_implementation trust_remote_code"),
+    _keys("lora", "lora_adapter"),  # likewise: its first weights only matter to a reference, which the learner knows
     _keys("rewards", "timeout on_error"),
     _keys("generation", "request_timeout max_attempts group_timeout max_prompt_failures max_failed_groups"),
     _keys(
@@ -59,7 +60,7 @@ FREE: frozenset[str] = frozenset().union(
 MEANING: frozenset[str] = frozenset().union(
     _keys("run", "seed"),
     _keys("model", "dtype"),
-    _keys("lora", "lora_r lora_alpha lora_dropout lora_target_modules"),
+    _keys("lora", "lora_r lora_alpha lora_dropout lora_target_modules lora_modules_to_save"),
     _keys(
         "data",
         "dataset dataset_config dataset_split prompt_column system_prompt shuffle_dataset max_prompt_length "

@@ -18,6 +18,7 @@ from asyncgrpo.cli.checks import live, machine, run_checks
 from asyncgrpo.cli.checks.check import Check
 from asyncgrpo.cli.checks.dry_call import reward_calls
 from asyncgrpo.config import RunConfig
+from asyncgrpo.config.adapter import with_adapter
 from asyncgrpo.config.loading import load_config
 from asyncgrpo.errors import ConfigError
 
@@ -85,7 +86,7 @@ def examine(path: str | None, overrides: Sequence[str], *, is_quick: bool = Fals
     """All checks that make sense, in order."""
     failed = False
     try:
-        config = load_config(path, overrides).config
+        config = with_adapter(load_config(path, overrides).config)
     except ConfigError as error:
         yield from (Check("config", "fail", line, "`asyncgrpo config` prints every setting") for line in _lines(error))
         path, config = None, RunConfig()

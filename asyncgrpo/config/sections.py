@@ -46,7 +46,7 @@ class RunSection(Section):
 
 class ModelSection(Section):
     path: PathText = ""
-    """Folder in Hugging Face format, or a name on the hub."""
+    """Folder in Hugging Face format, or a name on the hub; or the folder of a LoRA adapter on such a model."""
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Type of the trained weights (the optimiser's master copy)."""
     attn_implementation: str = "packed"
@@ -57,13 +57,18 @@ class ModelSection(Section):
 
 class LoraSection(Section):
     lora_r: Annotated[int, Field(ge=0, le=65536)] = 0
-    """Rank of the adapters; 0 trains all weights."""
+    """Rank of the adapters; 0 trains all weights, or is that of lora_adapter."""
     lora_alpha: PositiveInt = 32
     """Scale: adapters are multiplied by lora_alpha / lora_r."""
     lora_dropout: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.0
     """Dropout before an adapter, in backward passes. Learner and engine then disagree, and anchors cost a pass more."""
     lora_target_modules: tuple[str, ...] | str = "all-linear"
     """Modules that get an adapter, as peft names them."""
+    lora_modules_to_save: tuple[str, ...] = ()
+    """Modules that are trained whole beside the adapters, as `lm_head`; not one end of embeddings tied to the head."""
+    lora_adapter: PathText | None = None
+    """Folder of a LoRA adapter, as peft saves it, to go on training: rank, scale and modules are then its own. The same
+    as naming it as model.path, where its base model lies elsewhere than it says."""
 
 
 class DataSection(Section):

@@ -12,14 +12,18 @@ __all__ = ["DEFAULTS", "NEEDLESS", "SCRIPT", "advice_on", "is_off"]
 DEFAULTS: Mapping[str, Any] = {
     "num_train_epochs": 3.0,
     "lr_scheduler_type": "linear",
+    "save_steps": 500,
+    "save_total_limit": None,
     "max_completion_length": 512,
     "gradient_checkpointing": True,
     "bf16": True,
     "vllm_server_timeout": 240.0,
     "vllm_gpu_memory_utilization": 0.3,
     "vllm_importance_sampling_correction": "sequence_mask",
+    "vllm_importance_sampling_clip_max": 3.0,
 }
-"""Of TRL 1.16's GRPOConfig, by flat name, where ours is another; docs/coming_from_trl.md shows both."""
+"""Of TRL 1.16's GRPOConfig, by flat name, where ours is another that changes what is trained or kept;
+docs/coming_from_trl.md shows them all."""
 
 _NEEDLESS = """
     accelerator_config average_tokens_across_devices cache_implementation dataloader_drop_last
@@ -46,7 +50,6 @@ SCRIPT: Mapping[str, str] = {
     "ignore_bias_buffers": "not needed",
     "lora_task_type": "not needed",
     "lora_target_parameters": _NOT_YET,
-    "lora_modules_to_save": _NOT_YET,
     "use_rslora": f"{_NOT_YET}: set <lora.lora_alpha> to alpha times the root of the rank, for the same scale",
     "use_dora": _NOT_YET,
     **dict.fromkeys(

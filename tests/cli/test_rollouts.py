@@ -20,7 +20,8 @@ EVIL = "\x1b[2J\x1b]0;pwned\x07[bold]not markup[/bold] \x9b31m"
 
 
 @pytest.fixture
-def run(tmp_path: Path) -> str:
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    monkeypatch.delenv("COLUMNS", raising=False)  # tests side by side have it from their terminal
     folder = RunFolder(tmp_path / "run")
     folder.rollouts_dir.mkdir(parents=True)
     recorder = Recorder(folder)

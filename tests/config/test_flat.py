@@ -12,8 +12,8 @@ from asyncgrpo.config.flat import AsyncGRPOConfig, flatten
 from asyncgrpo.config.names import _RENAMED, DOTTED, ELSEWHERE, FIELDS, FLAT, TRAINER_ARGUMENTS
 from asyncgrpo.errors import ConfigError
 
-OFF_IN_TRL_AS_HERE = {"chat_template_kwargs", "min_p"}
-"""None there, empty or 0 here."""
+OFF_IN_TRL_AS_HERE = {"chat_template_kwargs", "min_p", "report_to"}
+"""None or "none" there, empty or 0 here."""
 
 
 def test_every_field_has_exactly_one_flat_name() -> None:
