@@ -46,6 +46,11 @@ CARRIED_OVER: frozenset[str] = frozenset().union(
     _keys("weights", "transport shared_memory_dir publish_concurrency"),
     _keys("checkpoint", "save_steps save_minutes keep_every"),
     _keys("observe", "save_rollouts"),
+    _keys(
+        "evaluation",
+        "dataset dataset_config dataset_split max_prompts eval_strategy eval_steps eval_on_start num_generations_eval "
+        "temperature max_completion_length max_concurrency one_version",
+    ),
 )
 """Settings that shape a recorded pace: of these, a prediction for another run keeps what the recorded one had."""
 
@@ -88,6 +93,7 @@ NO_PACE: frozenset[str] = frozenset().union(
         "kl_spike_action kl_spike_factor kl_spike_patience gradient_spike_action gradient_spike_factor "
         "gradient_spike_patience max_rollbacks",
     ),
+    _keys("evaluation", "rewards pass_reward pass_threshold timeout save_samples"),
     _keys("checkpoint", "save_total_limit save_timeout"),
     _keys(
         "observe",
