@@ -123,7 +123,8 @@ def format_table(records: Sequence[EvaluationRecord], titles: Sequence[str] | No
     record, k = records[-1], records[-1]["samples_per_prompt"]
     how = "greedy" if record["temperature"] == 0.0 else f"temperature {record['temperature']:g}"
     samples = "1 sample" if k == 1 else f"{k} samples"
-    lines = [f"Held-out evaluation, {record['prompts']} prompts x {samples}, {how} (± standard errors):", ""]
+    prompts = "1 prompt" if record["prompts"] == 1 else f"{record['prompts']} prompts"
+    lines = [f"Held-out evaluation, {prompts} x {samples}, {how} (± standard errors):", ""]
     rows = [["", *titles], ["---"] * (len(records) + 1)]
     rows.append([f"mean@{k} reward", *(_with_error(each, "reward_mean", "reward_standard_error") for each in records)])
     functions = labels_of(record, "reward_mean")
@@ -159,11 +160,11 @@ def _versions(record: EvaluationRecord) -> str:
 
 def _losses(record: EvaluationRecord) -> str:
     counts = {
-        "samples that engines failed": record["samples_failed"],
-        "prompts without a score": record["prompts_unscored"],
-        "samples that no reward applies to": record["samples_unscored"],
+        "samples failed": record["samples_failed"],
+        "prompts unscored": record["prompts_unscored"],
+        "samples unscored": record["samples_unscored"],
     }
-    return ", ".join(f"{count} {what}" for what, count in counts.items() if count)
+    return ", ".join(f"{what}: {count}" for what, count in counts.items() if count)
 
 
 def _function(record: EvaluationRecord, name: str) -> str:
