@@ -47,15 +47,16 @@ def evaluate_model(
     model: a folder, a name on the hub, or a run's folder, for its final model. Raises AsyncGRPOError; nothing is loaded
     before all is checked that can be.
     """
+    if not config.evaluation.dataset:
+        raise ConfigError(
+            "evaluation.dataset is not set: name a JSONL, JSON or Parquet file, a folder, or a hub dataset"
+        )
     config = _on_engines_only(config, model_of(model), machine or Machine.here())
     rewards = [] if config.evaluation.rewards else from_config(config.rewards)
     tokenizer = load_tokenizer(config)
     context = model_setting(config, "max_position_embeddings")
     asked = held_out(config, tokenizer, rewards, context=context)
-    if asked is None:
-        raise ConfigError(
-            "evaluation.dataset is not set: name a JSONL, JSON or Parquet file, a folder, or a hub dataset"
-        )
+    assert asked is not None, "a dataset is named"
     with (
         tempfile.TemporaryDirectory(prefix="asyncgrpo-evaluate-") as logs,
         Progress(target_steps=1) as progress,

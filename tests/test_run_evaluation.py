@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import os
+import signal
 import threading
 from pathlib import Path
 from typing import Any
@@ -29,11 +32,13 @@ def run(
     *,
     reward: Any = is_good,
     rows: Any = None,
+    on_start: Any = lambda loop, run: None,
     **sections: Any,
 ) -> Outcome:
     folder.mkdir(exist_ok=True)
     job = job_of(config_of(model, folder, [engine.url], **sections), eval_rows, reward=reward, rows=rows)
-    return run_job(job, config_text=render_config(from_python(job.config, ())), engine_module=FAKE_ENGINE)
+    text = render_config(from_python(job.config, ()))
+    return run_job(job, config_text=text, engine_module=FAKE_ENGINE, on_start=on_start)
 
 
 def test_before_between_and_after(tiny_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -228,6 +233,34 @@ def test_an_evaluation_has_a_deadline(tiny_model: Path, tmp_path: Path) -> None:
         f"evaluation of step {step} (evaluation.timeout) took longer than 0.5 s" for step in (0, 2, 4)
     }
     check_untouched_books(tmp_path, steps=4)
+
+
+def test_a_run_that_is_stopped_does_not_wait_for_an_evaluation(tiny_model: Path, tmp_path: Path) -> None:
+    """Not even where a publish waits for it; and the run that goes on evaluates what comes due."""
+
+    def stop_soon(loop: asyncio.AbstractEventLoop, run: asyncio.Task[Any]) -> None:
+        async def stop() -> None:
+            metrics = tmp_path / "run" / "metrics.jsonl"
+            while not metrics.exists():  # noqa: ASYNC110  (the run is what writes it)
+                await asyncio.sleep(0.02)
+            await asyncio.sleep(0.5)  # the next step's publish waits
+            os.kill(os.getpid(), signal.SIGTERM)
+
+        stopping.append(loop.create_task(stop()))
+
+    slow, stopping = Slow(), list[asyncio.Task[None]]()
+    late = {"timeout": 50.0}
+    try:
+        with engine_beside(tiny_model, PassesInTurn()) as engine:
+            rows = held_out_rows("e1")
+            outcome = run(tiny_model, tmp_path, engine, rows, reward=slow, on_start=stop_soon, evaluation=late)
+    finally:
+        slow.release.set()
+    assert (outcome.steps, outcome.interrupted) == (2, True)
+    assert evaluations(tmp_path) == [], "it was no deadline that ended it"
+    with engine_beside(tiny_model, PassesInTurn()) as engine:
+        run(tiny_model, tmp_path, engine, held_out_rows("e1"), reward=slow, evaluation=late)
+    assert [(record["step"], record["version_max"]) for record in evaluations(tmp_path)] == [(2, 2), (4, 4)]
 
 
 class FailsAt:
