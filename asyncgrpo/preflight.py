@@ -17,6 +17,7 @@ from asyncgrpo.config.secrets import check_logins, secret_of
 from asyncgrpo.config.sections import RunSection, TrainingSection
 from asyncgrpo.config.training_checks import check_warm_up
 from asyncgrpo.errors import ConfigError, RunFolderError
+from asyncgrpo.evaluation.held_out import HeldOut, held_out
 from asyncgrpo.generation.spec import check_ports, check_vllm_installed
 from asyncgrpo.observe.run_folder import RunFolder, check_free
 from asyncgrpo.observe.trackers import check_installed
@@ -40,6 +41,8 @@ class Job:
     total_steps: int
     vocab_size: int | None
     """Size of the model's output; None when its configuration is not here to be read."""
+    held_out: HeldOut | None = None
+    """What is evaluated beside the training, if anything is."""
 
 
 def prepare(
@@ -48,11 +51,12 @@ def prepare(
     rows: Any = None,
     rewards: Sequence[RewardFunction] | None = None,
     tokenizer: Any = None,
+    eval_rows: Any = None,
     machine: Machine | None = None,
 ) -> Job:
     """Check a configuration and load what is light: rows, tokenizer, reward functions.
 
-    `rows`, `rewards` and `tokenizer` are given by Python callers; absent, the configuration names them.
+    `rows`, `rewards`, `tokenizer` and `eval_rows` are given by Python callers; absent, the configuration names them.
     Raises ConfigError, DataError or RunFolderError, each naming value and remedy.
     """
     config = with_adapter(config)
@@ -74,6 +78,7 @@ def prepare(
     check_parameters(functions, set(checked_rows.column_names) - {config.data.prompt_column})
     tokenizer = load_tokenizer(config) if tokenizer is None else tokenizer
     prompts = PromptStream(checked_rows, tokenizer, config)
+    context = model_setting(config, "max_position_embeddings")
     steps = total_steps(config, prompts.prompts_per_epoch)
     training = with_length(config.training, steps)
     return Job(
@@ -83,6 +88,7 @@ def prepare(
         tokenizer=tokenizer,
         total_steps=steps,
         vocab_size=model_setting(config, "vocab_size"),
+        held_out=held_out(config, tokenizer, functions, rows=eval_rows, context=context),
     )
 
 

@@ -19,6 +19,7 @@ from asyncgrpo.checkpoint.store import Checkpoint
 from asyncgrpo.checkpoints import read_config, store_of
 from asyncgrpo.config import RunConfig
 from asyncgrpo.errors import CheckpointError, RunFolderError
+from asyncgrpo.observe.evaluations import kept_length
 from asyncgrpo.observe.recorder import read_metrics
 from asyncgrpo.observe.rewind import check_lengths, growing_files, rewind
 from asyncgrpo.observe.run_folder import RunFolder
@@ -92,8 +93,9 @@ def go_back(folder: RunFolder, checkpoint: Checkpoint, config: RunConfig) -> Non
     """
     lengths = read(checkpoint.folder)["lengths"]
     check_lengths(folder, lengths)
+    kept = {folder.evaluation_file.name: kept_length(folder.evaluation_file, checkpoint.step)}
     store_of(folder, config.checkpoint).set_aside_after(checkpoint.step)
-    for path in rewind(folder, lengths, checkpoint.step):
+    for path in rewind(folder, {**lengths, **kept}, checkpoint.step):
         logger.info("put aside: %s", path)
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -22,12 +22,12 @@ from asyncgrpo.generation.client import EngineClient
 from asyncgrpo.generation.pool import EnginePool
 from asyncgrpo.generation.server import ManagedEngine
 from asyncgrpo.generation.spec import VLLM_MODULE, EngineSpec, engine_specs
-from asyncgrpo.generation.startup import until_healthy
+from asyncgrpo.generation.startup import start_all
 from asyncgrpo.generation.supervisor import Supervisor
 from asyncgrpo.generation.verify import verify_settings, with_dtype_of
 from asyncgrpo.learning.client import LearnerClient
 from asyncgrpo.observe.engines import EngineNews
-from asyncgrpo.observe.metrics import GENERATION_STATES, LEARNER_STATES, RunMetrics
+from asyncgrpo.observe.metrics import GENERATION_STATES, LEARNER_STATES, EvaluationMetrics, RunMetrics
 from asyncgrpo.observe.progress import Progress
 from asyncgrpo.observe.recorder import Recorder
 from asyncgrpo.observe.run_folder import RunFolder
@@ -118,7 +118,7 @@ async def open_session(
         stack.push_async_callback(_stop_all, learner, managed)
         names = f"{len(clients)} engine{'s' if len(clients) > 1 else ''}"
         with progress.phase(f"starting {names} and the learner"):
-            await gather_all(_start_engines(managed, by_name), learner.start())
+            await gather_all(start_all(managed, by_name), learner.start())
         pool = EnginePool(clients)
         publisher = _publisher(job, folder, pool, transport, metrics)
         processes = {engine.spec.name: engine for engine in managed}
@@ -160,6 +160,9 @@ def _metrics(job: Job, folder: RunFolder, clients: Sequence[EngineClient], learn
         rewards=[function.name for function in job.rewards],
         learner=learner_time,
     )
+    if (held_out := job.held_out) is not None:
+        names = [function.name for function in held_out.rewards]
+        metrics.evaluation = EvaluationMetrics(metrics.registry, names, held_out.ks)
     for client in clients:
         metrics.requests_in_flight.labels(client.name).set_function(partial(getattr, client, "open_requests"))
     return metrics
@@ -202,12 +205,6 @@ async def _verify(config: RunConfig, backend: str, client: EngineClient) -> None
 async def _stop_all(learner: LearnerClient, managed: Sequence[ManagedEngine]) -> None:
     """At once, each within its own bound."""
     await asyncio.gather(learner.stop(), *(engine.stop() for engine in managed))
-
-
-async def _start_engines(managed: Sequence[ManagedEngine], clients: Mapping[str, EngineClient]) -> None:
-    for engine in managed:
-        await engine.start()
-    await gather_all(*(until_healthy(clients[engine.spec.name], engine) for engine in managed))
 
 
 @asynccontextmanager

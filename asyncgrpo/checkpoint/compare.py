@@ -42,6 +42,12 @@ FREE: frozenset[str] = frozenset().union(
     _keys("training", "num_train_epochs gradient_checkpointing max_skipped_updates"),
     _keys("learner", "mode devices token_budget start_timeout step_timeout max_restarts"),
     _keys("weights", "transport shared_memory_dir publish_timeout publish_concurrency probe probe_tolerance"),
+    _keys(
+        "evaluation",
+        "dataset dataset_config dataset_split max_prompts eval_strategy eval_steps eval_on_start num_generations_eval "
+        "temperature max_completion_length rewards pass_reward pass_threshold max_concurrency one_version timeout "
+        "save_samples",
+    ),
     _keys("checkpoint", "save_steps save_minutes save_total_limit keep_every save_timeout"),
     _keys(
         "observe",

@@ -148,6 +148,11 @@ class RunFolder:
         return self.path / "ledger.jsonl"
 
     @property
+    def evaluation_file(self) -> Path:
+        """One line of JSON per evaluation, in order."""
+        return self.path / "evaluation.jsonl"
+
+    @property
     def accounting_file(self) -> Path:
         """Sums over the ledger, written at the end."""
         return self.path / "accounting.json"

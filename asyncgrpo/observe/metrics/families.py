@@ -18,6 +18,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disa
 from asyncgrpo.config.sections import Tracker
 from asyncgrpo.errors import ConfigError
 from asyncgrpo.observe.metrics.collectors import StateSeconds, TokenStaleness
+from asyncgrpo.observe.metrics.evaluation import EvaluationMetrics
 from asyncgrpo.observe.metrics.fields import LEARNER_FIELDS, StepRecord, labels_of
 from asyncgrpo.observe.timing import TimeAccount
 from asyncgrpo.types import EjectionReason
@@ -88,6 +89,8 @@ class RunMetrics:
         refuse_multiprocess_mode(os.environ)
         disable_created_metrics()  # type: ignore[no-untyped-call]  # twice the series, for a time nobody asks for
         self.registry = CollectorRegistry()
+        self.evaluation: EvaluationMetrics | None = None
+        """Set for a run that has evaluations."""
         run_info = self._gauge("run_info", "Identity of the run; always 1", **{k: (v,) for k, v in info.items()})
         run_info.labels(**info).set(1)
         self._flow(slots, engines)
