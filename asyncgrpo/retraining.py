@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from asyncgrpo.batches import StepBatches
+from asyncgrpo.concurrency import aside, deadline
 from asyncgrpo.config import RunConfig
 from asyncgrpo.config.loading import LoadedConfig, load_config, split_overrides
 from asyncgrpo.config.render import render_config
@@ -28,7 +29,7 @@ from asyncgrpo.observe.recorded_groups import read_trained_groups, recorded_step
 from asyncgrpo.observe.recorder import Recorder, read_metrics
 from asyncgrpo.observe.run_folder import RunFolder
 from asyncgrpo.rewards.importing import from_config
-from asyncgrpo.types import StepReport
+from asyncgrpo.types import Group, StepReport
 
 CHANGEABLE = ("run.output_dir", "lora.", "replay.", "objective.", "training.", "learner.", "observe.")
 """Settings that may differ from the run's: the others say how its data came about."""
@@ -100,7 +101,7 @@ async def _train(
     try:
         await learner.start()
         for step in steps:
-            groups = await asyncio.to_thread(read_trained_groups, source, step)
+            groups = await _read(source, step, config.observe.write_timeout)
             batch = batches.make(groups, step - 1)
             report = await learner.train(batch)
             batches.trained(groups, batch)
@@ -111,6 +112,12 @@ async def _train(
     finally:
         await learner.stop()
     return done
+
+
+async def _read(source: RunFolder, step: int, timeout: float) -> list[Group]:
+    what = f"reading the rollouts of step {step} (observe.write_timeout)"
+    async with deadline(timeout, RunFolderError, what):
+        return await aside(lambda: read_trained_groups(source, step))
 
 
 def _named(report: StepReport) -> dict[str, float]:

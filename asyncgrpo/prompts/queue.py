@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 from asyncgrpo.errors import DataError
@@ -66,9 +66,9 @@ class PromptQueue:
         return len(self._waiting)
 
     def next(self) -> Ticket:
-        """The next prompt to generate. Raises DataError when every row is quarantined."""
+        """The next prompt to generate. Raises DataError when every row that has one is quarantined."""
         is_due = self._waiting and self._waiting[0].due <= self._admissions
-        is_all_there_is = len(self.quarantined) == self._stream.usable_rows
+        is_all_there_is = self._are_all_there_are(self.quarantined)
         if is_all_there_is and not self._waiting:
             raise self._nothing_left()
         ticket = self._waiting.popleft().ticket if is_due or is_all_there_is else Ticket(self._fresh(), 0)
@@ -135,13 +135,19 @@ class PromptQueue:
         epoch, row, attempt, failures = state
         return Ticket(self._stream.prompt(epoch, row), attempt, failures)
 
+    def _are_all_there_are(self, *rows: Collection[int]) -> bool:
+        """Rows that were given up under another limit of a prompt's length may be none of the stream's any more."""
+        usable = self._stream.usable_rows
+        if sum(map(len, rows)) < usable:
+            return False
+        return sum(map(self._stream.is_usable, set().union(*rows))) == usable
+
     def _fresh(self) -> Prompt:
         """The stream's next prompt of a row that is not quarantined, and whose turn it is."""
         curriculum = self.curriculum
         if curriculum is None:
             return self._stream.next(lambda row: row not in self.quarantined)
-        gone = len(curriculum.retired) + sum(row not in curriculum.retired for row in self.quarantined)
-        if gone == self._stream.usable_rows:
+        if self._are_all_there_are(curriculum.retired, self.quarantined):
             logger.warning(
                 "all prompts are solved: the %d that were retired come again (curriculum.retire_after); there is "
                 "little left to learn from them, so give harder ones, or end the run",
@@ -150,10 +156,10 @@ class PromptQueue:
         return self._stream.next(lambda row: row not in self.quarantined and curriculum.takes(row))
 
     def _nothing_left(self) -> DataError:
-        row, error = next(iter(self.quarantined.items()))
+        row, error = next((row, error) for row, error in self.quarantined.items() if self._stream.is_usable(row))
         return DataError(
-            f"all {len(self.quarantined)} prompts of the dataset are quarantined: {self._max_failures} groups of each "
-            f"failed; the first was {self._stream.where(row)}: {error}; mend what it names, or raise "
+            f"all {self._stream.usable_rows} prompts of the dataset are quarantined: {self._max_failures} groups of "
+            f"each failed; the first was {self._stream.where(row)}: {error}; mend what it names, or raise "
             "generation.max_prompt_failures"
         )
 

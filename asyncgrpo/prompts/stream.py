@@ -82,6 +82,10 @@ class PromptStream:
         """Rows left out because their prompt is longer than the limit."""
         return len(self._fit.too_long)
 
+    def is_usable(self, row: int) -> bool:
+        """Its prompt is not longer than the limit."""
+        return row not in self._fit.too_long
+
     @property
     def shortened_per_epoch(self) -> int:
         """Rows whose prompt lost its beginning to the limit."""

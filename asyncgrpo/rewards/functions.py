@@ -150,7 +150,7 @@ def with_unique_names(functions: Sequence[RewardFunction]) -> list[RewardFunctio
 def check_parameters(functions: Sequence[RewardFunction], columns: Collection[str]) -> None:
     """Refuse, before anything is loaded, a function that requires a parameter which is no column of the dataset."""
     for function in functions:
-        parameters = _parameters(function.call)
+        parameters = parameters_of(function.call)
         for name, parameter in parameters.items():
             required = parameter.kind in _BY_NAME and parameter.default is inspect.Parameter.empty
             if required and name not in _ALWAYS and name not in columns:
@@ -162,7 +162,7 @@ def check_parameters(functions: Sequence[RewardFunction], columns: Collection[st
 
 def accepted(call: Callable[..., Any], arguments: Mapping[str, Any]) -> Mapping[str, Any]:
     """Those of the arguments that `call` names; all, if it takes `**kwargs` or does not tell."""
-    parameters = _parameters(call)
+    parameters = parameters_of(call)
     if not parameters or any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values()):
         return arguments
     fixed = call.keywords if isinstance(call, functools.partial) else {}
@@ -170,7 +170,8 @@ def accepted(call: Callable[..., Any], arguments: Mapping[str, Any]) -> Mapping[
     return {name: value for name, value in arguments.items() if name in named}
 
 
-def _parameters(call: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
+def parameters_of(call: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
+    """By name; none for a function that does not tell."""
     try:
         return inspect.signature(call).parameters
     except (ValueError, TypeError):  # some functions written in C

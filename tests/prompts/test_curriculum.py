@@ -2,6 +2,7 @@
 
 import json
 import random
+from collections.abc import Collection
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ from hypothesis import strategies as st
 
 from asyncgrpo.config.curriculum import CurriculumSection
 from asyncgrpo.config.loading import load_config
-from asyncgrpo.errors import ConfigError
+from asyncgrpo.errors import ConfigError, DataError
 from asyncgrpo.prompts.curriculum import Curriculum
 from asyncgrpo.prompts.order import MixedOrder, OneOrder, Order
 from asyncgrpo.prompts.queue import PromptQueue, Ticket
@@ -80,8 +81,12 @@ def test_retiring_can_be_turned_off() -> None:
 class Stream:
     """Rows without a dataset: 0, 1, … of one, or of two."""
 
-    def __init__(self, order: Order, count: int) -> None:
-        self.order, self.rows, self.usable_rows, self.place = order, count, count, 0
+    def __init__(self, order: Order, count: int, without: Collection[int] = ()) -> None:
+        self.order, self.rows, self.usable_rows, self.place = order, count, count - len(without), 0
+        self.without = without
+
+    def is_usable(self, row: int) -> bool:
+        return row not in self.without
 
     def prompt(self, epoch: int, row: int) -> Prompt:
         return Prompt(prompt_id=f"{epoch}-{row}", epoch=epoch, row=row, prompt="x", token_ids=(1,))
@@ -104,11 +109,11 @@ class Stream:
         self.place = state
 
 
-def queue(rows: int, mixed: bool, **settings: Any) -> PromptQueue:
-    order: Order = OneOrder(rows, (), seed=0, shuffles=True)
+def queue(rows: int, mixed: bool, without: Collection[int] = (), **settings: Any) -> PromptQueue:
+    order: Order = OneOrder(rows, without, seed=0, shuffles=True)
     if mixed and rows > 1:
         order = MixedOrder([range(1), range(1, rows)], [1.0, 3.0], seed=0, shuffles=True)
-    return PromptQueue(Stream(order, rows), 2, 1, curriculum(**settings))  # type: ignore[arg-type]
+    return PromptQueue(Stream(order, rows, without), 2, 1, curriculum(**settings))  # type: ignore[arg-type]
 
 
 def reward_of(row: int, rng: random.Random) -> list[float]:
@@ -179,6 +184,23 @@ def test_quarantined_prompts_do_not_come_again_with_the_others() -> None:
     prompts.scored(tickets[0].prompt, [1.0])
     assert prompts.failed(Ticket(tickets[1].prompt, 1, 1), "bad") == "quarantined"
     assert [prompts.next().prompt.row for _ in range(3)] == [0, 0, 0]
+
+
+def test_rows_that_were_given_up_before_they_became_too_long_do_not_count() -> None:
+    begun = queue(4, False, retire_after=1)
+    tickets = {ticket.prompt.row: ticket for ticket in (begun.next() for _ in range(4))}
+    begun.failed(tickets[0]._replace(failures=1), "bad")
+    begun.failed(tickets[3]._replace(failures=1), "bad")
+    begun.scored(tickets[2].prompt, [1.0])
+    prompts = queue(4, False, without=(2, 3), retire_after=1)  # row 1 is left
+    prompts.restore(json.loads(json.dumps(begun.state())))
+    for _ in range(2):
+        ticket = prompts.next()
+        assert ticket.prompt.row == 1
+        prompts.scored(ticket.prompt, [1.0])  # retired, and taken back as the only one
+    prompts.failed(ticket._replace(failures=1), "bad")
+    with pytest.raises(DataError, match=r"all 2 prompts of the dataset are quarantined: .* the first was row 0: bad"):
+        prompts.next()
 
 
 def test_other_settings_judge_what_was_observed_anew() -> None:

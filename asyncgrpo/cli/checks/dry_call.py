@@ -15,7 +15,7 @@ from asyncgrpo.errors import AsyncGRPOError, GroupUnscored, RewardError
 from asyncgrpo.prompts import load_rows
 from asyncgrpo.prompts.stream import reward_columns
 from asyncgrpo.prompts.table import Rows
-from asyncgrpo.rewards import check_parameters, from_config
+from asyncgrpo.rewards import bound, check_parameters, from_config
 from asyncgrpo.rewards.functions import score_group
 from asyncgrpo.types import Completion, Prompt
 
@@ -26,7 +26,8 @@ TEXT = "a made-up completion"
 def reward_calls(config: RunConfig) -> Check:
     """Every reward function scores the first row's group of made-up completions, in the threads that runs use."""
     try:
-        rows, functions = load_rows(config), from_config(config.rewards)
+        rows = load_rows(config)
+        functions = bound(from_config(config.rewards), config.generation.max_completion_length)
         check_parameters(functions, set(rows.column_names) - {rows.prompt_column})
     except AsyncGRPOError:
         return Check(NAME, "warn", "not tried, for what the lines above say", "mend these first")
