@@ -1,7 +1,7 @@
 """Tasks that `reasoning_gym` makes, as rows: `reasoning_gym:leg_counting` in place of a dataset.
 
 A row says what its task is made from (`task`, `task_arguments`, `task_index`), so that whoever scores an answer can
-make the very same task again and ask its own verifier (`asyncgrpo.rewards.reasoning_gym:score_answer`).
+make the very same task again and ask its own verifier (the reward `reasoning_gym`).
 """
 
 from __future__ import annotations

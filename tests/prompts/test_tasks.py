@@ -7,10 +7,13 @@ import reasoning_gym
 
 from asyncgrpo.config import RunConfig
 from asyncgrpo.config.loading import load_config
+from asyncgrpo.config.sections import RewardSection
 from asyncgrpo.errors import ConfigError, DataError
 from asyncgrpo.prompts import load_rows
 from asyncgrpo.prompts.table import Rows
-from asyncgrpo.rewards.reasoning_gym import answer_of, score_answer
+from asyncgrpo.rewards import check_parameters, from_config
+from asyncgrpo.rewards.builtin import reasoning_gym as reward
+from asyncgrpo.rewards.builtin.tasks import answer_of
 
 
 def rows(seed: int = 42, **data: Any) -> Rows:
@@ -22,7 +25,7 @@ def rows(seed: int = 42, **data: Any) -> Rows:
 def scored(found: Rows, completions: list[Any]) -> list[float | None]:
     names = ("task", "task_arguments", "task_index", "answer")
     columns = {name: [row[name] for row in found][: len(completions)] for name in names}
-    return score_answer(completions, **columns)
+    return reward(completions=completions, **columns)
 
 
 def test_tasks_are_those_of_the_package() -> None:
@@ -59,8 +62,15 @@ def test_a_verifier_that_takes_more_than_one_answer() -> None:
     assert found[0]["answer"] == numbers["answer"]
 
 
+def test_the_reward_has_a_short_name_and_takes_the_columns_of_tasks() -> None:
+    functions = from_config([RewardSection(path="reasoning_gym")])
+    check_parameters(functions, set(rows(max_rows=1).column_names) - {"prompt"})
+    with pytest.raises(ConfigError, match="reward function 'reasoning_gym' needs 'task', which is none of"):
+        check_parameters(functions, {"answer"})
+
+
 def test_rows_of_other_datasets_do_not_apply() -> None:
-    assert score_answer(["a"], task=[None], task_arguments=[None], task_index=[None]) == [None]
+    assert reward(completions=["a"], task=[None], task_arguments=[None], task_index=[None]) == [None]
     assert answer_of("<answer>a\nb</answer>") == "a\nb"
 
 
