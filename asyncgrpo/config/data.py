@@ -96,9 +96,10 @@ class DataSection(Section):
     def _mix_is_one(self) -> Self:
         if self.mix and self.dataset:
             raise ValueError(f"data.dataset={self.dataset} and data.mix both name datasets; leave one of them out")
-        named = [self.dataset, *(entry.dataset for entry in self.mix)]
+        named = [dataset for dataset in (self.dataset, *(entry.dataset for entry in self.mix)) if dataset]
         given = [self.task_arguments, *(entry.task_arguments for entry in self.mix)]
-        if any(given) and not any(dataset.startswith(TASKS) for dataset in named):
+        # None is named yet where a trainer will be given it.
+        if any(given) and named and not any(dataset.startswith(TASKS) for dataset in named):
             raise ValueError(
                 "data.task_arguments are for tasks, and no dataset is one; name one, as "
                 f"data.dataset={TASKS}leg_counting"
@@ -123,21 +124,19 @@ class DataSection(Section):
 _OWN = ("dataset_config", "dataset_split", "max_rows", "columns", "prompt_template", "system_prompt", "task_arguments")
 
 
-def check_columns(columns: Mapping[str, str]) -> None:
+def check_columns(columns: Mapping[str, str], setting: str = "data.columns") -> None:
     """Raises ValueError for a column that gets two names."""
     twice = sorted({old for old in columns.values() if list(columns.values()).count(old) > 1})
     if twice:
-        raise ValueError(f"data.columns gives {', '.join(map(repr, twice))} more than one name; give it one")
+        raise ValueError(f"{setting} gives {', '.join(map(repr, twice))} more than one name; give it one")
 
 
-def template_columns(template: str) -> list[str]:
+def template_columns(template: str, setting: str = "data.prompt_template") -> list[str]:
     """Columns that a prompt template names, each once. Raises ValueError for anything but names in braces."""
     try:
         parts = list(Formatter().parse(template))
     except ValueError as error:
-        raise ValueError(
-            f"data.prompt_template: {error}; a brace that is text is written twice, {{{{ or }}}}"
-        ) from error
+        raise ValueError(f"{setting}: {error}; a brace that is text is written twice, {{{{ or }}}}") from error
     names: dict[str, None] = {}
     for _, field, spec, conversion in parts:
         if field is None:
@@ -145,8 +144,8 @@ def template_columns(template: str) -> list[str]:
         if not field or spec or conversion or field.isdigit() or set(field) & set(".[]"):
             written = f"{field}{'!' if conversion else ''}{conversion or ''}{':' if spec else ''}{spec or ''}"
             raise ValueError(
-                f"data.prompt_template: {{{written}}} is no column; write a name in braces, and a brace that is text "
-                "twice, {{ or }}"
+                f"{setting}: {{{written}}} is no column; write a name in braces, and a brace that is text twice, "
+                "{{ or }}"
             )
         names[field] = None
     return list(names)

@@ -50,8 +50,9 @@ CARRIED_OVER: frozenset[str] = frozenset().union(
     _keys("observe", "save_rollouts"),
     _keys(
         "evaluation",
-        "dataset dataset_config dataset_split max_prompts eval_strategy eval_steps eval_on_start num_generations_eval "
-        "temperature max_completion_length max_concurrency one_version",
+        "dataset dataset_config dataset_split columns prompt_template system_prompt task_arguments max_prompts "
+        "eval_strategy eval_steps eval_on_start num_generations_eval temperature max_completion_length "
+        "max_concurrency one_version",
     ),
 )
 """Settings that shape a recorded pace: of these, a prediction for another run keeps what the recorded one had."""

@@ -31,6 +31,11 @@ def load_rows(
     if dataset is not None:
         if data.mix:
             raise ConfigError("train_dataset is given, and data.mix names datasets; leave one of them out")
+        if data.task_arguments:
+            raise ConfigError(
+                f"data.task_arguments={data.task_arguments} are for tasks, and train_dataset is rows; leave them out, "
+                "or give the name of a task in place of rows"
+            )
         return Rows([_source("train_dataset", from_memory(dataset, data), data)], data.prompt_column, mixed=False)
     if not data.mix:
         return Rows([_source(data.dataset, read(data, config.run.seed), data)], data.prompt_column, mixed=False)

@@ -41,6 +41,8 @@ def other_value(key: str) -> object:
         "data.chat_template_kwargs": {"a": 1},
         "data.columns": {"prompt": "question"},
         "data.task_arguments": {"size": 5},
+        "evaluation.columns": {"prompt": "question"},
+        "evaluation.task_arguments": {"size": 5},
         "data.mix": [{"dataset": "a.jsonl", "weight": 0.5, "columns": {"prompt": "q"}}, {"dataset": "b.jsonl"}],
         "buffer.max_unfinished_groups": 99,
         "engines.max_model_len": 4096,
@@ -82,8 +84,6 @@ def needed_beside(key: str) -> dict[str, object]:
     if section == "replay" and field != "replay_fraction":
         prioritised = {"replay_sampling": "advantage"} if field in ("replay_exponent", "replay_correction") else {}
         return {"replay_fraction": 0.5, **prioritised}
-    if key == "data.task_arguments":
-        return {"mix": [{"dataset": "reasoning_gym:leg_counting"}]}
     if section == "curriculum" and field != "kind":
         return {"kind": "pass_rate"}
     if section == "lora" and field != "lora_r":

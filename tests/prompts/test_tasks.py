@@ -6,6 +6,7 @@ import pytest
 import reasoning_gym
 
 from asyncgrpo.config import RunConfig
+from asyncgrpo.config.flat import AsyncGRPOConfig
 from asyncgrpo.config.loading import load_config
 from asyncgrpo.config.sections import RewardSection
 from asyncgrpo.errors import ConfigError, DataError
@@ -97,6 +98,9 @@ def test_refused_tasks(data: dict[str, Any], message: str) -> None:
 def test_arguments_without_a_task() -> None:
     with pytest.raises(ConfigError, match=r"data\.task_arguments are for tasks, and no dataset is one"):
         load_config(None, ["--data.task_arguments={size: 3}", "--data.dataset=a.jsonl"])
+    given = AsyncGRPOConfig(task_arguments={"size": 3}).to_run_config()  # the task is given to the trainer
+    with pytest.raises(ConfigError, match=r"data\.task_arguments=\{'size': 3\} are .*train_dataset is rows"):
+        load_rows(given, [{"prompt": "a"}])
 
 
 def test_a_mix_of_tasks() -> None:
