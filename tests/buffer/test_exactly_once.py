@@ -35,6 +35,9 @@ class Rows:
     def usable_rows(self) -> int:
         return self.prompts_per_epoch
 
+    def is_usable(self, row: int) -> bool:
+        return row < self.usable_rows
+
     def where(self, row: int) -> str:
         return f"row {row}"
 
