@@ -75,7 +75,7 @@ def prepare(
     functions = from_config(config.rewards) if rewards is None else rewards
     functions = bound(functions, config.generation.max_completion_length)
     checked_rows = load_rows(config, rows)
-    check_parameters(functions, set(checked_rows.column_names) - {config.data.prompt_column})
+    check_parameters(functions, set(checked_rows.column_names) - {checked_rows.prompt_column})
     tokenizer = load_tokenizer(config) if tokenizer is None else tokenizer
     prompts = PromptStream(checked_rows, tokenizer, config)
     context = model_setting(config, "max_position_embeddings")

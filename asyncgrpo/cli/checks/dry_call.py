@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
 
 import numpy as np
 
@@ -14,8 +13,8 @@ from asyncgrpo.cli.checks.check import Check
 from asyncgrpo.config import RunConfig
 from asyncgrpo.errors import AsyncGRPOError, GroupUnscored, RewardError
 from asyncgrpo.prompts import load_rows
-from asyncgrpo.prompts.encoding import with_system_prompt
 from asyncgrpo.prompts.stream import reward_columns
+from asyncgrpo.prompts.table import Rows
 from asyncgrpo.rewards import bound, check_parameters, from_config
 from asyncgrpo.rewards.functions import score_group
 from asyncgrpo.types import Completion, Prompt
@@ -29,7 +28,7 @@ def reward_calls(config: RunConfig) -> Check:
     try:
         rows = load_rows(config)
         functions = bound(from_config(config.rewards), config.generation.max_completion_length)
-        check_parameters(functions, set(rows.column_names) - {config.data.prompt_column})
+        check_parameters(functions, set(rows.column_names) - {rows.prompt_column})
     except AsyncGRPOError:
         return Check(NAME, "warn", "not tried, for what the lines above say", "mend these first")
     ids, zeros = np.arange(3), np.zeros(3)
@@ -38,7 +37,7 @@ def reward_calls(config: RunConfig) -> Check:
     )
     count = config.generation.num_generations
     try:
-        scored = score_group(functions, _first_prompt(rows, config), [completion] * count, [TEXT] * count)
+        scored = score_group(functions, _first_prompt(rows), [completion] * count, [TEXT] * count)
         samples = asyncio.run(scored)
     except GroupUnscored as error:
         return Check(NAME, "warn", str(error), f"its groups are dropped when it does so; scored was {TEXT!r}")
@@ -48,14 +47,14 @@ def reward_calls(config: RunConfig) -> Check:
     return Check(NAME, "ok", f"{', '.join(rewards)} for {TEXT!r}")
 
 
-def _first_prompt(rows: Any, config: RunConfig) -> Prompt:
+def _first_prompt(rows: Rows) -> Prompt:
     """As a run makes it, but for its tokens: the tokenizer may be far away, and reward functions do not see them."""
-    row, data = rows[0], config.data
+    row = rows[0]
     return Prompt(
         prompt_id="0-0",
         epoch=0,
         row=0,
-        prompt=with_system_prompt(row[data.prompt_column], data.system_prompt),
+        prompt=rows.prompt_of(0, row),
         token_ids=(),
-        columns={name: row[name] for name in reward_columns(rows.column_names, data.prompt_column)},
+        columns={name: row[name] for name in reward_columns(rows.column_names, rows.prompt_column)},
     )
