@@ -103,7 +103,19 @@ def _reward_fields(groups: Sequence[Group], samples: Sequence[Sample]) -> Fields
         values = [value for sample in samples if (value := sample.rewards.get(function)) is not None]
         fields[f"reward_mean/{function}"] = _mean(np.array(values))
         fields[f"reward_stddev/{function}"] = _stddev(np.array(values))
-    return fields
+    return {**fields, **_logged_fields(groups)}
+
+
+def _logged_fields(groups: Sequence[Group]) -> Fields:
+    """Means of what reward functions logged, each value counting alike."""
+    logged: dict[str, list[tuple[float, int]]] = {}
+    for group in groups:
+        for name, values in group.logged.items():
+            logged.setdefault(name, []).append(values)
+    return {
+        f"reward_metric/{name}": math.fsum(total for total, _ in values) / sum(count for _, count in values)
+        for name, values in logged.items()
+    }
 
 
 def _standard_error(groups: Sequence[Group]) -> float:

@@ -15,8 +15,9 @@ from typing import Any
 
 from asyncgrpo.config.sections import RewardSection
 from asyncgrpo.errors import ConfigError
+from asyncgrpo.rewards.arguments import parameters_of
 from asyncgrpo.rewards.builtin import BUILTIN, Builtin
-from asyncgrpo.rewards.functions import RewardFunction, parameters_of, with_unique_names
+from asyncgrpo.rewards.functions import RewardFunction, with_unique_names
 from asyncgrpo.rewards.texts import said
 
 
@@ -32,8 +33,10 @@ def _from_section(section: RewardSection) -> RewardFunction:
         name=section.name or own,
         weight=section.weight,
         timeout=section.timeout,
-        on_error=section.on_error,
         call=call,
+        on_error=section.on_error,
+        per_sample=section.per_sample,
+        max_concurrency=section.max_concurrency,
     )
 
 
@@ -73,7 +76,7 @@ def _made(path: str, cls: Callable[..., Any], arguments: Mapping[str, Any]) -> C
 
 
 def _with_arguments(path: str, function: Callable[..., Any], arguments: Mapping[str, Any]) -> Callable[..., Any]:
-    known = parameters_of(function)
+    known = parameters_of(function) or {}
     if known and not any(each.kind is inspect.Parameter.VAR_KEYWORD for each in known.values()):
         for name in arguments:
             if name not in known:

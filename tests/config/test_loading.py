@@ -111,8 +111,7 @@ def test_a_section_with_everything_commented_out_is_default(tmp_path: Path) -> N
         ("run: {zzzz: 1}", "unknown key 'zzzz' in section run (run.yaml:1); the section has output_dir, resume"),
         (
             "rewards: [{path: 'a:b', wight: 1}]",
-            "unknown key 'wight' in rewards.0 (run.yaml:1); a reward has path, arguments, weight, name, timeout, "
-            "on_error",
+            "unknown key 'wight' in rewards.0 (run.yaml:1); a reward has path, arguments, weight, name, timeout, ",
         ),
         ("rewards: [{weight: 1}]", "rewards.0.path (run.yaml:1): missing; give a value"),
         ("rewards: correct", 'rewards = "correct" (run.yaml:1): expected a list, as in [a, b]'),

@@ -81,6 +81,9 @@ STEP_FIELDS: Mapping[str, str] = {
     "reward_standard_error": "standard error of reward_mean, with groups as the independent units",
     "reward_mean/<function>": "mean of one reward function where it applied, unweighted",
     "reward_stddev/<function>": "its standard deviation (n - 1)",
+    "reward_metric/<name>": "mean of what reward functions logged under a name (log_metric) for the trained groups",
+    "reward_failures/<function>/<reason>": "rewards of a group or a sample that a function failed to give since the "
+    "step before: `late`, `raised`, or no usable `value`",
     "uniform_groups_ratio": "share of groups in which no two scored samples differ: no gradient",
     "completion_tokens_mean": "tokens of a completion",
     "completion_tokens_min": "of the shortest",
