@@ -29,7 +29,7 @@ FREE: frozenset[str] = frozenset().union(
     _keys("run", "output_dir resume allow_changes plan_from"),
     # A model may be moved: weights that stay are recognised by the learner, the tokenizer by the next prompt.
     _keys("model", "path attn_implementation trust_remote_code"),
-    _keys("rewards", "timeout on_error max_concurrency"),
+    _keys("rewards", "timeout on_error max_concurrency device batch_size api_key_env"),
     _keys("generation", "request_timeout max_attempts group_timeout max_prompt_failures max_failed_groups"),
     _keys(
         "engines",
@@ -65,7 +65,7 @@ MEANING: frozenset[str] = frozenset().union(
         "dataset dataset_config dataset_split prompt_column system_prompt shuffle_dataset max_prompt_length "
         "chat_template_kwargs",
     ),
-    _keys("rewards", "path arguments weight name per_sample"),
+    _keys("rewards", "path model url arguments weight name per_sample dtype"),
     _keys(
         "generation",
         "num_generations max_completion_length temperature top_p top_k min_p stop_token_ids num_extra_generations "

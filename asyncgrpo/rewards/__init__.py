@@ -5,16 +5,21 @@ is where they run. `calling` calls one function, `notes` is what it sees of the 
 those that come along, `model` is reward models, `remote` servers; `binding` tells them what they need to know.
 """
 
-from asyncgrpo.rewards.binding import bound
+from asyncgrpo.rewards.binding import bound, started
 from asyncgrpo.rewards.functions import RewardFunction, check_parameters, from_callables, reward, score_group
 from asyncgrpo.rewards.importing import from_config
+from asyncgrpo.rewards.model import RewardModel
+from asyncgrpo.rewards.remote import RemoteReward
 
 __all__ = [
+    "RemoteReward",
     "RewardFunction",
+    "RewardModel",
     "bound",
     "check_parameters",
     "from_callables",
     "from_config",
     "reward",
     "score_group",
+    "started",
 ]

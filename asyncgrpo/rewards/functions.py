@@ -27,6 +27,7 @@ from asyncgrpo.config.sections import MAX_CALLS, OnRewardError
 from asyncgrpo.errors import ConfigError, GroupUnscored, RewardError
 from asyncgrpo.rewards.arguments import is_required, parameters_of
 from asyncgrpo.rewards.calling import RUN_ARGUMENTS, Missing, Reward, RewardFunction, gravest
+from asyncgrpo.rewards.model import RewardModel
 from asyncgrpo.rewards.notes import GroupNotes
 from asyncgrpo.rewards.values import BadSum, weighted_sum
 from asyncgrpo.types import SURVIVORS, Completion, Prompt, Sample
@@ -84,7 +85,7 @@ def reward(
 
     Raises ConfigError for what cannot be called, and for another value of `on_error`.
     """
-    made: Any = call
+    made: Any = RewardModel(call) if isinstance(call, str) else call
     if hasattr(made, "save_pretrained"):
         raise ConfigError(f"a {type(made).__name__} is given; give a reward model by its folder or hub name")
     if not callable(made):

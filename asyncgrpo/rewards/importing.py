@@ -1,4 +1,5 @@
-"""Reward functions as configurations name them: `package.module:function`, `file.py:function`, or a built-in one."""
+"""Reward functions as configurations name them: `package.module:function`, `file.py:function`, a built-in one, a reward
+model or a server."""
 
 from __future__ import annotations
 
@@ -18,6 +19,8 @@ from asyncgrpo.errors import ConfigError
 from asyncgrpo.rewards.arguments import parameters_of
 from asyncgrpo.rewards.builtin import BUILTIN, Builtin
 from asyncgrpo.rewards.functions import RewardFunction, with_unique_names
+from asyncgrpo.rewards.model import RewardModel
+from asyncgrpo.rewards.remote import RemoteReward
 from asyncgrpo.rewards.texts import said
 
 
@@ -27,8 +30,7 @@ def from_config(sections: Sequence[RewardSection]) -> list[RewardFunction]:
 
 
 def _from_section(section: RewardSection) -> RewardFunction:
-    call = import_function(section.path, section.arguments)
-    own = call.short if isinstance(call, Builtin) else section.path.rpartition(":")[2].rpartition(".")[2]
+    call, own = _call_of(section)
     return RewardFunction(
         name=section.name or own,
         weight=section.weight,
@@ -38,6 +40,19 @@ def _from_section(section: RewardSection) -> RewardFunction:
         per_sample=section.per_sample,
         max_concurrency=section.max_concurrency,
     )
+
+
+def _call_of(section: RewardSection) -> tuple[Callable[..., Any], str]:
+    """What is called, and its own name."""
+    if section.model is not None:
+        model = RewardModel(section.model, section.device, section.dtype, section.batch_size)
+        return model, model.__name__
+    if section.url is not None:
+        remote = RemoteReward(section.url, section.api_key_env)
+        return remote, remote.__name__
+    path = section.path or ""
+    call = import_function(path, section.arguments)
+    return call, call.short if isinstance(call, Builtin) else path.rpartition(":")[2].rpartition(".")[2]
 
 
 def import_function(path: str, arguments: Mapping[str, Any] | None = None) -> Callable[..., Any]:

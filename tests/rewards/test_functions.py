@@ -136,9 +136,9 @@ async def test_weighted_sum_leaves_none_out() -> None:
 
 
 def test_names_are_sensible_and_unique() -> None:
-    functions = [two, two, lambda **_: [], Judge(), Judge(2.0).method, functools.partial(scaled, scale=1.0)]
+    functions = [two, two, lambda **_: [], Judge(), Judge(2.0).method, functools.partial(scaled, scale=1.0), "org/rm"]
     names = [function.name for function in from_callables(functions)]
-    assert names == ["two", "two_2", "reward_3", "Judge", "method", "scaled"]
+    assert names == ["two", "two_2", "reward_3", "Judge", "method", "scaled", "rm"]
 
 
 def test_functions_with_settings_of_their_own_keep_them() -> None:
