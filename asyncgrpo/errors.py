@@ -16,6 +16,7 @@
     │   └── GroupUnscored          the same, of a function whose `on_error` is `drop_group`
     ├── LearnerError           the learner failed or its process ended
     ├── CheckpointError        one cannot be saved, or none can be resumed from
+    ├── EvaluationError        an evaluation took too long, or scored nothing
     ├── GuardError             a guard saw the run go wrong, and wants it to end or to go back
     └── StallError             nothing moved for longer than the configured deadline
 
@@ -106,6 +107,10 @@ class StallError(AsyncGRPOError):
 
 class CheckpointError(AsyncGRPOError):
     exit_code = 8
+
+
+class EvaluationError(AsyncGRPOError):
+    exit_code = 10
 
 
 class GuardError(AsyncGRPOError):

@@ -11,13 +11,16 @@ from pathlib import Path
 from typing import Any
 
 from asyncgrpo.config import RunConfig
+from asyncgrpo.config.adapter import with_adapter
 from asyncgrpo.config.resolve import Machine, locate_model, resolve
 from asyncgrpo.config.secrets import check_logins, secret_of
 from asyncgrpo.config.sections import RunSection, TrainingSection
 from asyncgrpo.config.training_checks import check_warm_up
 from asyncgrpo.errors import ConfigError, RunFolderError
+from asyncgrpo.evaluation.held_out import HeldOut, held_out
 from asyncgrpo.generation.spec import check_ports, check_vllm_installed
 from asyncgrpo.observe.run_folder import RunFolder, check_free
+from asyncgrpo.observe.trackers import check_installed
 from asyncgrpo.prompts.encoding import load_tokenizer
 from asyncgrpo.prompts.rows import load_rows
 from asyncgrpo.prompts.stream import PromptStream
@@ -38,6 +41,8 @@ class Job:
     total_steps: int
     vocab_size: int | None
     """Size of the model's output; None when its configuration is not here to be read."""
+    held_out: HeldOut | None = None
+    """What is evaluated beside the training, if anything is."""
 
 
 def prepare(
@@ -46,13 +51,15 @@ def prepare(
     rows: Any = None,
     rewards: Sequence[RewardFunction] | None = None,
     tokenizer: Any = None,
+    eval_rows: Any = None,
     machine: Machine | None = None,
 ) -> Job:
     """Check a configuration and load what is light: rows, tokenizer, reward functions.
 
-    `rows`, `rewards` and `tokenizer` are given by Python callers; absent, the configuration names them.
+    `rows`, `rewards`, `tokenizer` and `eval_rows` are given by Python callers; absent, the configuration names them.
     Raises ConfigError, DataError or RunFolderError, each naming value and remedy.
     """
+    config = with_adapter(config)
     check_model_path(config.model.path)
     config = within_context(resolve(config, machine or Machine.here()))
     check_output_dir(config.run)
@@ -61,6 +68,7 @@ def prepare(
         check_vllm_installed()
     check_ports(config)
     check_metrics_port(config)
+    check_installed(config.observe.trackers)
     check_logins(config.engines.urls)
     secret_of(config.engines.api_key_env, "engines.api_key_env")
     secret_of(config.observe.metrics_token_env, "observe.metrics_token_env")
@@ -70,6 +78,7 @@ def prepare(
     check_parameters(functions, set(checked_rows.column_names) - {config.data.prompt_column})
     tokenizer = load_tokenizer(config) if tokenizer is None else tokenizer
     prompts = PromptStream(checked_rows, tokenizer, config)
+    context = model_setting(config, "max_position_embeddings")
     steps = total_steps(config, prompts.prompts_per_epoch)
     training = with_length(config.training, steps)
     return Job(
@@ -79,6 +88,7 @@ def prepare(
         tokenizer=tokenizer,
         total_steps=steps,
         vocab_size=model_setting(config, "vocab_size"),
+        held_out=held_out(config, tokenizer, functions, rows=eval_rows, context=context),
     )
 
 

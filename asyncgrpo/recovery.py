@@ -82,9 +82,9 @@ class Training:
             raise error  # its group of engines and learner cannot be made anew
         logger.warning("going back to a checkpoint: %s", error)
         is_rollback = isinstance(error, GuardError)
-        is_wanted = _is_calm if is_rollback else _is_any
+        objection = _alarm if is_rollback else _none
         async with deadline(config.checkpoint.save_timeout, CheckpointError, f"{_READING} (checkpoint.save_timeout)"):
-            checkpoint, skipped = await aside(lambda: newest(session.folder, config, is_wanted))
+            checkpoint, skipped = await aside(lambda: newest(session.folder, config, objection))
         if checkpoint is None:
             passed_over = "".join(f"\n{note}" for note in skipped)
             raise error.saying(
@@ -149,10 +149,11 @@ async def load_saved(session: Session, checkpoint: Checkpoint) -> Captured:
         return await aside(lambda: load(checkpoint.folder, job.prompts, allow_changed=config.run.allow_changes))
 
 
-def _is_any(checkpoint: Checkpoint) -> bool:
-    return True
+def _none(checkpoint: Checkpoint) -> None:
+    """Any checkpoint will do."""
 
 
-def _is_calm(checkpoint: Checkpoint) -> bool:
-    """No guard saw anything bad when it was saved."""
-    return bool(read(checkpoint.folder)["more"]["guards"]["is_calm"])
+def _alarm(checkpoint: Checkpoint) -> str | None:
+    """What went bad would do so again from there."""
+    calm = read(checkpoint.folder)["more"]["guards"]["is_calm"]
+    return None if calm else f"step {checkpoint.step}, when a guard saw something bad already"

@@ -75,6 +75,7 @@ class StepLog:
 
         await self._on_disk(f"step {step}", write)
         self._session.progress.step(record)
+        self._session.trackers.step(record)
 
     async def end(self, left: Sequence[Untrained]) -> None:
         """Write down what no step will any more. Raises as `step`."""

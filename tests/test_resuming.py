@@ -53,14 +53,12 @@ def test_what_is_damaged_is_passed_over_and_why(folder: RunFolder, content: str 
 
 
 def test_what_is_not_wanted_is_passed_over_and_why(folder: RunFolder) -> None:
-    def is_wanted(checkpoint: Checkpoint) -> bool:
-        return checkpoint.step < 100
+    def too_late(checkpoint: Checkpoint) -> str | None:
+        return None if checkpoint.step < 100 else f"step {checkpoint.step} is late"
 
-    checkpoint, skipped = newest(folder, CONFIG, is_wanted)
+    checkpoint, skipped = newest(folder, CONFIG, too_late)
     assert checkpoint == store_of(folder, CONFIG.checkpoint).at(7)
-    assert skipped == [
-        f"not resumed from: step {step}, when a guard saw something bad already" for step in (100_000_000, 99_999_999)
-    ]
+    assert skipped == [f"not resumed from: step {step} is late" for step in (100_000_000, 99_999_999)]
 
 
 def test_there_may_be_none(folder: RunFolder, tmp_path: Path) -> None:

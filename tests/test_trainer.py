@@ -80,7 +80,7 @@ def test_a_path_closures_and_an_async_reward(tiny_model: Path, tmp_path: Path) -
     assert AutoTokenizer.from_pretrained(folder).encode("s1") == AutoTokenizer.from_pretrained(tiny_model).encode("s1")
     kept = load_config(tmp_path / "run" / "config.yaml")
     assert kept.config == trainer.job.config
-    sources = {line.split(":")[0].strip(): line.split("# ")[-1] for line in kept_lines(tmp_path)}
+    sources = {line.split(":")[0].strip(): line.split("# ")[-1] for line in reversed(kept_lines(tmp_path))}
     assert (sources["num_generations"], sources["temperature"]) == ("Python", "default")
     assert (sources["path"], sources["rewards"]) == ("Python", "Python")
     assert (tmp_path / "run" / "summary.md").read_text().startswith("# run: 2 steps")
@@ -231,7 +231,7 @@ async def test_a_model_object_needs_its_tokenizer(engine: FakeEngine, tiny_model
     [
         ({"peft_config": object()}, "peft_config is given: set lora_r, lora_alpha and lora_target_modules"),
         ({"callbacks": []}, "callbacks is given: this version does not have it"),
-        ({"eval_dataset": []}, "eval_dataset is given: this version does not have it"),
+        ({"eval_dataset": {"a": [], "b": []}}, r"eval_dataset is a dict; .*give one of 'a', 'b'"),
         ({"reward_processing_classes": object()}, "reward_processing_classes is given: .*tokenizer of its own folder"),
         ({"optimizers": (object(), None)}, "optimizers is given: .*AdamW"),
         ({"tools": [print]}, "tools is given"),
@@ -259,7 +259,7 @@ def idle(tiny_model: Path, tmp_path: Path) -> AsyncGRPOTrainer:
         ("save_model", "the model lies in final_model/ below output_dir, saved by train()"),
         ("model", r"AutoModelForCausalLM.from_pretrained\(outcome.folder.model_dir\)"),
         ("state", "every step is a line of metrics.jsonl"),
-        ("evaluate", "this version does not have it; load final_model/"),
+        ("evaluate", "give eval_dataset, .*`asyncgrpo evaluate MODEL CONFIG.yaml`"),
         ("modle", "AsyncGRPOTrainer has no attribute 'modle'$"),
     ],
 )

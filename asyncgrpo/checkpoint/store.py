@@ -82,6 +82,23 @@ class CheckpointStore:
             there = ", ".join(map(str, self.steps())) or "none"
             raise CheckpointError(f"{self.folder / step_name(step)} {error}; checkpoints here: {there}") from error
 
+    def newest(
+        self, objection: Callable[[Checkpoint], str | None] = lambda checkpoint: None
+    ) -> tuple[Checkpoint | None, list[str]]:
+        """The newest complete one without an objection, and why newer ones were passed over. Reads every byte."""
+        passed_over = []
+        for step in self.steps():
+            try:
+                checkpoint = self.at(step)
+            except CheckpointError as error:
+                passed_over.append(str(error))
+                continue
+            reason = objection(checkpoint)
+            if reason is None:
+                return checkpoint, passed_over
+            passed_over.append(reason)
+        return None, passed_over
+
     @asynccontextmanager
     async def writing(self, step: int, *, incarnation: str) -> AsyncIterator[Draft]:
         """A folder to fill, which becomes the checkpoint of `step` by `commit`. Without one, or when the block raises,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Any, Literal, Self
 from urllib.parse import urlsplit
 
@@ -71,6 +72,11 @@ class RewardSection(Section):
     def source(self) -> str:
         """What gives the reward, without secrets."""
         return self.path or self.model or masked_url(self.url or "")
+
+    @property
+    def label(self) -> str:
+        """Its name, or what readers know it by."""
+        return self.name or (self.source if self.kind == "url" else re.split("[:/]", self.source)[-1])
 
     @model_validator(mode="after")
     def _is_of_one_kind(self) -> Self:

@@ -8,6 +8,7 @@ from urllib.parse import urlsplit
 from pydantic import model_validator
 
 from asyncgrpo.config.devices import check_devices
+from asyncgrpo.config.evaluation import EvaluationSection
 from asyncgrpo.config.guards import GuardsSection
 from asyncgrpo.config.objective import ObjectiveSection
 from asyncgrpo.config.objective_checks import check_objective
@@ -51,6 +52,7 @@ class RunConfig(Section):
     training: TrainingSection = TrainingSection()
     learner: LearnerSection = LearnerSection()
     weights: WeightsSection = WeightsSection()
+    evaluation: EvaluationSection = EvaluationSection()
     guards: GuardsSection = GuardsSection()
     checkpoint: CheckpointSection = CheckpointSection()
     observe: ObserveSection = ObserveSection()
@@ -193,12 +195,23 @@ class RunConfig(Section):
     def _lengths_fit(self) -> Self:
         limit = self.engines.max_model_len
         needed = self.generation.max_completion_length + (self.data.max_prompt_length or 1)
+        longest = self.evaluation.max_completion_length or 0
+        if limit is not None and limit <= longest:
+            raise ValueError(
+                f"engines.max_model_len={limit} leaves no room for a prompt beside evaluation.max_completion_length="
+                f"{longest}; raise the one or lower the other"
+            )
         if limit is not None and limit < needed:
             raise ValueError(
                 f"engines.max_model_len={limit} is shorter than data.max_prompt_length + "
                 f"generation.max_completion_length = {needed}; raise it to {needed} or leave it out, or lower one of "
                 "the two"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _evaluations_measure_something(self) -> Self:
+        self.evaluation.check()
         return self
 
     @model_validator(mode="after")

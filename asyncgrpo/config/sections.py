@@ -21,6 +21,7 @@ from asyncgrpo.config.section import Section as Section
 from asyncgrpo.types import InFlight
 
 Seconds = PositiveFloat
+Tracker = Literal["tensorboard", "trackio", "wandb"]
 LARGEST_SEED = 2**31 - 1
 """vLLM hands it to NumPy, which takes 32 bits; engine k gets the seed + k."""
 TokenId = Annotated[int, Field(ge=0, lt=2**31)]
@@ -44,7 +45,7 @@ class RunSection(Section):
 
 class ModelSection(Section):
     path: PathText = ""
-    """Folder in Hugging Face format, or a name on the hub."""
+    """Folder in Hugging Face format, or a name on the hub; or the folder of a LoRA adapter on such a model."""
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Type of the trained weights (the optimiser's master copy)."""
     attn_implementation: str = "packed"
@@ -55,13 +56,18 @@ class ModelSection(Section):
 
 class LoraSection(Section):
     lora_r: Annotated[int, Field(ge=0, le=65536)] = 0
-    """Rank of the adapters; 0 trains all weights."""
+    """Rank of the adapters; 0 trains all weights, or is that of lora_adapter."""
     lora_alpha: PositiveInt = 32
     """Scale: adapters are multiplied by lora_alpha / lora_r."""
     lora_dropout: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.0
     """Dropout before an adapter, in backward passes. Learner and engine then disagree, and anchors cost a pass more."""
     lora_target_modules: tuple[str, ...] | str = "all-linear"
     """Modules that get an adapter, as peft names them."""
+    lora_modules_to_save: tuple[str, ...] = ()
+    """Modules that are trained whole beside the adapters, as `lm_head`; not one end of embeddings tied to the head."""
+    lora_adapter: PathText | None = None
+    """Folder of a LoRA adapter, as peft saves it, to go on training: rank, scale and modules are then its own. The same
+    as naming it as model.path, where its base model lies elsewhere than it says."""
 
 
 class DataSection(Section):
@@ -305,6 +311,14 @@ class ObserveSection(Section):
     """Rollout files of so many steps stay, the newest; those since the last checkpoint in any case. Absent: all."""
     rollouts_max_gib: PositiveFloat | None = None
     """Most that rollout files take, GiB: the oldest go; those since the last checkpoint stay. Absent: any amount."""
+    trackers: tuple[Tracker, ...] = ()
+    """Where every step's numbers go besides: `tensorboard`, `trackio`, `wandb`, each an extra of its name."""
+    project: Annotated[str, Field(min_length=1)] = "asyncgrpo"
+    """Project that trackio and wandb file the run under."""
+    run_name: str | None = None
+    """Its name there. Absent: that of the folder run.output_dir."""
+    tracker_timeout: Seconds = 60.0
+    """Seconds a tracker may take for a step until it is said, and all of them at the end; none ever holds up a step."""
     write_timeout: Seconds = 600.0
     """Seconds that writing what a step did may take, or reading it for `asyncgrpo replay` or a prediction; a disk that
     hangs for longer ends the run, or the replay; the prediction is left out."""

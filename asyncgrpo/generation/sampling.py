@@ -29,6 +29,7 @@ class Sampling:
     def __init__(self, prompt: Prompt, group_id: int, number: int, pool: EnginePool, config: RunConfig) -> None:
         self._prompt, self._group_id, self._number, self._pool = prompt, group_id, number, pool
         self._longest = config.generation.max_completion_length
+        self._temperature = config.generation.temperature
         self._attempts = config.generation.max_attempts
         self._sofar: Partial = NO_TOKENS
         self._started_at = 0.0
@@ -89,7 +90,7 @@ class Sampling:
         request_id = self._pool.request_id(self._group_id, self._number)
         limit, served = self._longest - len(self._sofar), lease.version
         try:
-            completion = await lease.run(lease.client.generate(token_ids, request_id, limit))
+            completion = await lease.run(lease.client.generate(token_ids, request_id, limit, self._temperature))
         except Aborted as cut:
             _check_versions(cut.partial.versions, served, lease.client.name)
             raise

@@ -18,7 +18,7 @@ def _keys(section: str, fields: str) -> set[str]:
 
 CARRIED_OVER: frozenset[str] = frozenset().union(
     _keys("model", "path dtype attn_implementation"),
-    _keys("lora", "lora_r lora_dropout lora_target_modules"),
+    _keys("lora", "lora_r lora_dropout lora_target_modules lora_modules_to_save lora_adapter"),
     _keys(
         "data",
         "dataset dataset_config dataset_split prompt_column system_prompt shuffle_dataset max_prompt_length "
@@ -46,6 +46,11 @@ CARRIED_OVER: frozenset[str] = frozenset().union(
     _keys("weights", "transport shared_memory_dir publish_concurrency"),
     _keys("checkpoint", "save_steps save_minutes keep_every"),
     _keys("observe", "save_rollouts"),
+    _keys(
+        "evaluation",
+        "dataset dataset_config dataset_split max_prompts eval_strategy eval_steps eval_on_start num_generations_eval "
+        "temperature max_completion_length max_concurrency one_version",
+    ),
 )
 """Settings that shape a recorded pace: of these, a prediction for another run keeps what the recorded one had."""
 
@@ -88,11 +93,12 @@ NO_PACE: frozenset[str] = frozenset().union(
         "kl_spike_action kl_spike_factor kl_spike_patience gradient_spike_action gradient_spike_factor "
         "gradient_spike_patience max_rollbacks",
     ),
+    _keys("evaluation", "rewards pass_reward pass_threshold timeout save_samples"),
     _keys("checkpoint", "save_total_limit save_timeout"),
     _keys(
         "observe",
         "metrics_host metrics_port metrics_token_env rollouts_keep_steps rollouts_max_gib write_timeout "
-        "stall_report_seconds log_level",
+        "stall_report_seconds log_level trackers project run_name tracker_timeout",
     ),
 )
 """Settings that change no pace by themselves. What is learned may: lengths change with the policy, unpredicted."""

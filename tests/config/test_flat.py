@@ -12,8 +12,8 @@ from asyncgrpo.config.flat import AsyncGRPOConfig, flatten
 from asyncgrpo.config.names import _RENAMED, DOTTED, ELSEWHERE, FIELDS, FLAT, TRAINER_ARGUMENTS
 from asyncgrpo.errors import ConfigError
 
-OFF_IN_TRL_AS_HERE = {"chat_template_kwargs", "min_p"}
-"""None there, empty or 0 here."""
+OFF_IN_TRL_AS_HERE = {"chat_template_kwargs", "min_p", "report_to"}
+"""None or "none" there, empty or 0 here."""
 
 
 def test_every_field_has_exactly_one_flat_name() -> None:
@@ -49,6 +49,7 @@ def other_value(key: str) -> object:
         "objective.dual_clip": 3.0,
         "replay.replay_exponent": 1.0,
         "weights.publish_interval": 2,
+        "observe.trackers": ["trackio"],
     }
     if key in special:
         return special[key]
@@ -214,6 +215,14 @@ def test_the_objective_as_trl_writes_it(arguments: dict[str, object], objective:
     assert {DOTTED[name] for name in config.model_fields_set} == {f"objective.{name}" for name in objective}
 
 
+@pytest.mark.parametrize(
+    ("report_to", "trackers"),
+    [("none", ()), (["none"], ()), (None, ()), ("wandb", ("wandb",)), (["trackio", "wandb"], ("trackio", "wandb"))],
+)
+def test_trackers_as_trl_writes_them(report_to: object, trackers: tuple[str, ...]) -> None:
+    assert AsyncGRPOConfig(report_to=report_to).to_run_config().observe.trackers == trackers
+
+
 def test_trl_is_known_completely() -> None:
     """Each argument of TRL 1.16's GRPOConfig is a setting, is translated, or is answered with advice."""
     names = set((Path(__file__).parent / "trl_1_16_arguments.txt").read_text().split())
@@ -327,6 +336,8 @@ def test_only_given_arguments_count_as_set() -> None:
         ({"temperature": np.complex128(1)}, "temperature = (1+0j): expected a plain value, not complex"),
         ({"seed": -1}, "seed = -1: expected at least 0"),
         ({"reward_weights": ["a"]}, "reward_weights = ['a']: expected one number per reward function"),
+        ({"report_to": "all"}, 'report_to = "all": name those that you want, of tensorboard, trackio and wandb'),
+        ({"report_to": "mlflow"}, "report_to.0 = \"mlflow\": expected one of 'tensorboard', 'trackio' or 'wandb'"),
         ({"reward_timeout": 0}, "reward_timeout = 0: expected seconds, more than 0"),
         ({"reward_on_error": "skip"}, "reward_on_error = 'skip': expected one of stop, drop_group"),
     ],

@@ -1,0 +1,110 @@
+"""Held-out prompts to scored samples, through the engines that a run trains with.
+
+Invariants: never more than `evaluation.max_concurrency` requests are open; no slot, ledger or buffer hears of them.
+What fails is counted, never scored as 0: a sample that engines fail is left out, and so is a prompt whose samples
+cannot be scored.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from asyncgrpo.concurrency import gather_all
+from asyncgrpo.errors import AsyncGRPOError, EngineError, RewardError
+from asyncgrpo.evaluation.held_out import HeldOut
+from asyncgrpo.generation.lease import Lease
+from asyncgrpo.generation.pool import EnginePool
+from asyncgrpo.generation.sampling import Sampling
+from asyncgrpo.rewards.functions import score_group
+from asyncgrpo.types import Completion, Group, Prompt
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class Answers:
+    """Of all prompts of an evaluation, as far as they have come."""
+
+    groups: dict[int, Group] = field(default_factory=dict)
+    """Scored samples of a prompt, by its place among the prompts."""
+    samples_failed: int = 0
+    """That engines failed."""
+    prompts_done: int = 0
+    first_error: AsyncGRPOError | None = None
+
+    def failed(self, error: AsyncGRPOError) -> None:
+        self.first_error = self.first_error or error
+
+
+async def answer_all(held_out: HeldOut, pool: EnginePool, text_of: Callable[[np.ndarray], str], into: Answers) -> None:
+    """Sample and score every prompt; `into` is filled as they come. text_of: text of a completion's tokens.
+
+    Waits while no engine serves: the caller has a deadline.
+    """
+    together = min(held_out.samples_per_prompt, held_out.config.evaluation.max_concurrency)
+    waiting = iter(enumerate(held_out.prompts))
+
+    async def work() -> None:
+        for place, prompt in waiting:
+            answering = _Prompt(place, prompt, held_out, pool, into)
+            completions = await answering.sample(together)
+            if completions:
+                await answering.score(completions, text_of)
+            into.prompts_done += 1
+
+    workers = held_out.config.evaluation.max_concurrency // together
+    await gather_all(*(work() for _ in range(min(workers, len(held_out.prompts)))))
+
+
+class _Prompt:
+    def __init__(self, place: int, prompt: Prompt, held_out: HeldOut, pool: EnginePool, into: Answers) -> None:
+        self._place, self._prompt, self._held_out, self._pool, self._into = place, prompt, held_out, pool, into
+        self._begun_at = time.monotonic()
+
+    async def sample(self, together: int) -> list[Completion]:
+        """Those samples that were had, `together` at a time on one engine, where they share the prompt's cache."""
+        count, longest = self._held_out.samples_per_prompt, self._held_out.config.generation.max_completion_length
+        completions: list[Completion] = []
+        for start in range(0, count, together):
+            numbers = range(start, min(start + together, count))
+            try:
+                async with self._pool.lease(len(numbers) * longest, requests=len(numbers)) as lease:
+                    found = await gather_all(*(self._one(number, lease) for number in numbers))
+            except EngineError as error:  # no engine is left, or expected back
+                found = [None] * len(numbers)
+                self._into.failed(error)
+            completions += [completion for completion in found if completion is not None]
+            self._into.samples_failed += found.count(None)
+        return completions
+
+    async def _one(self, number: int, lease: Lease) -> Completion | None:
+        # Groups that are trained count from 0 on: a failure here is not taken for one of theirs.
+        group_id = -1 - self._place
+        try:
+            return await Sampling(self._prompt, group_id, number, self._pool, self._held_out.config).run(lease)
+        except EngineError as error:
+            logger.warning("evaluation: sample %d of prompt %s failed: %s", number, self._prompt.prompt_id, error)
+            self._into.failed(error)
+            return None
+
+    async def score(self, completions: Sequence[Completion], text_of: Callable[[np.ndarray], str]) -> None:
+        texts = [text_of(completion.token_ids) for completion in completions]
+        try:
+            samples = await score_group(self._held_out.rewards, self._prompt, completions, texts)
+        except RewardError as error:
+            logger.warning("evaluation: prompt %s is not scored: %s", self._prompt.prompt_id, error)
+            self._into.failed(error)
+            return
+        self._into.groups[self._place] = Group(
+            group_id=self._place,
+            prompt=self._prompt,
+            samples=tuple(samples),
+            start_version=min((int(each.versions.min()) for each in completions if len(each)), default=-1),
+            admitted_at=self._begun_at,
+            entered_at=time.monotonic(),
+        )
