@@ -136,7 +136,7 @@ async def test_every_function_counts_and_shows(tiny_model: Path, tmp_path: Path)
     assert (last["reward_mean/third"], "asyncgrpo_reward_mean['third']" in shown) == (None, True)
 
 
-async def test_columns_named_as_arguments_are_leave_the_contract_alone(tiny_model: Path, tmp_path: Path) -> None:
+async def test_columns_named_as_arguments_leave_the_contract_alone(tiny_model: Path, tmp_path: Path) -> None:
     names = ("prompts", "completions", "completion_ids", "trainer_state", "log_metric", "log_extra")
     data = [{**row, **dict.fromkeys(names, "the dataset's")} for row in rows(short=8, long=0)]
 
