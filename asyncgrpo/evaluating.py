@@ -35,6 +35,7 @@ from asyncgrpo.prompts.encoding import load_tokenizer
 from asyncgrpo.rewards.binding import bound, started
 from asyncgrpo.rewards.decoding import decoder_of
 from asyncgrpo.rewards.importing import from_config
+from asyncgrpo.rewards.notes import TrainerState
 from asyncgrpo.runtime import run_on_loop
 from asyncgrpo.types import encode_version
 from asyncgrpo.weights.transports import transport_backend
@@ -114,7 +115,7 @@ async def _evaluate(
         with progress.phase(f"evaluating {len(asked.prompts)} prompts x {asked.samples_per_prompt}{skipped}"):
             begun_at, answers, timeout = time.monotonic(), Answers(), config.evaluation.timeout
             async with deadline(timeout, EvaluationError, "the evaluation (evaluation.timeout)"):
-                answering = answer_all(asked, pool, decoder_of(tokenizer), answers)
+                answering = answer_all(asked, pool, decoder_of(tokenizer), answers, TrainerState())
                 await run_until(answering, *(engine.watch() for engine in managed))
         return evaluation_record(0, asked, answers, time=time.time(), seconds=time.monotonic() - begun_at)
 

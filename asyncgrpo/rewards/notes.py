@@ -39,8 +39,8 @@ class TrainerState:
 
     global_step: int = 0
     """Steps trained."""
-    max_steps: int = 0
-    """Steps the run is to train."""
+    max_steps: int = 1
+    """Steps the run is to train; at least 1, so that it can be divided by."""
     version: int = 0
     """Policy version the engines served when the group was admitted: no token of it is older."""
     epoch: int = 0

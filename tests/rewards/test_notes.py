@@ -37,13 +37,11 @@ async def test_functions_see_where_the_run_is_and_cannot_change_it() -> None:
         return [0.0] * 3
 
     run = RunNotes(40, lambda function, reason: None)
-    failures: Failures = []
     notes = run.of_group(replace(prompt(), epoch=2), start_version=6, steps_done=7)
     with pytest.raises(Exception, match="FrozenInstanceError") as caught:
         await noted(shaped, notes=notes)
     assert isinstance(caught.value.__cause__, FrozenInstanceError)
     assert seen == [TrainerState(global_step=7, max_steps=40, version=6, epoch=2)]
-    assert failures == []
 
 
 async def test_metrics_of_several_functions_and_threads_are_summed_and_counted() -> None:
