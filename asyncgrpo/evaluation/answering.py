@@ -21,6 +21,7 @@ from asyncgrpo.generation.lease import Lease
 from asyncgrpo.generation.pool import EnginePool
 from asyncgrpo.generation.sampling import Sampling
 from asyncgrpo.rewards.functions import score_group
+from asyncgrpo.rewards.notes import GroupNotes, TrainerState
 from asyncgrpo.types import Completion, Group, Prompt
 
 logger = logging.getLogger(__name__)
@@ -41,8 +42,11 @@ class Answers:
         self.first_error = self.first_error or error
 
 
-async def answer_all(held_out: HeldOut, pool: EnginePool, text_of: Callable[[np.ndarray], str], into: Answers) -> None:
-    """Sample and score every prompt; `into` is filled as they come. text_of: text of a completion's tokens.
+async def answer_all(
+    held_out: HeldOut, pool: EnginePool, text_of: Callable[[np.ndarray], str], into: Answers, state: TrainerState
+) -> None:
+    """Sample and score every prompt; `into` is filled as they come. text_of: text of a completion's tokens. state: what
+    reward functions are told of the run.
 
     Waits while no engine serves: the caller has a deadline.
     """
@@ -54,7 +58,7 @@ async def answer_all(held_out: HeldOut, pool: EnginePool, text_of: Callable[[np.
             answering = _Prompt(place, prompt, held_out, pool, into)
             completions = await answering.sample(together)
             if completions:
-                await answering.score(completions, text_of)
+                await answering.score(completions, text_of, state)
             into.prompts_done += 1
 
     workers = held_out.config.evaluation.max_concurrency // together
@@ -92,10 +96,14 @@ class _Prompt:
             self._into.failed(error)
             return None
 
-    async def score(self, completions: Sequence[Completion], text_of: Callable[[np.ndarray], str]) -> None:
+    async def score(
+        self, completions: Sequence[Completion], text_of: Callable[[np.ndarray], str], state: TrainerState
+    ) -> None:
         texts = [text_of(completion.token_ids) for completion in completions]
         try:
-            samples = await score_group(self._held_out.rewards, self._prompt, completions, texts)
+            samples = await score_group(
+                self._held_out.rewards, self._prompt, completions, texts, GroupNotes(state=state)
+            )
         except RewardError as error:
             logger.warning("evaluation: prompt %s is not scored: %s", self._prompt.prompt_id, error)
             self._into.failed(error)

@@ -85,8 +85,10 @@ def held_out(
             f"{config.buffer.stall_timeout:g}: a step may have to wait for an evaluation, and would be given up first; "
             "lower the one, raise the other, or set evaluation.one_version=false"
         )
-    functions = from_config([RewardSection(path=path) for path in section.rewards]) if section.rewards else rewards
-    functions = bound(functions, config.generation.max_completion_length)
+    functions = rewards
+    if section.rewards:
+        own = from_config([RewardSection(path=path) for path in section.rewards])
+        functions = bound(own, config.generation.max_completion_length)
     check_pass_reward(section.pass_reward, functions)
     view = _with_own_rows(_as_evaluated(config, context), rows)
     with _own_names(section):

@@ -17,10 +17,7 @@ from asyncgrpo.errors import EngineError, EngineUnavailable
 from asyncgrpo.generation.lease import Lease
 from asyncgrpo.generation.pool import EnginePool
 from asyncgrpo.generation.sampling import Sampling
-from asyncgrpo.types import Completion, Prompt
-
-SURVIVORS = 2
-"""Samples that a group needs: an advantage needs a comparison."""
+from asyncgrpo.types import SURVIVORS, Completion, Prompt
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

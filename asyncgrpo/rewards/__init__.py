@@ -1,11 +1,25 @@
 """From completions to rewards: user functions, called so that none can stop the run's event loop.
 
 `functions` is the call contract, `importing` finds functions by path, `values` checks what they return, and `threads`
-is where they run. `builtin/` holds those that come along; `binding` tells them what they need to know of the run.
+is where they run. `calling` calls one function, `notes` is what it sees of the run and logs. `builtin/` holds
+those that come along, `model` is reward models, `remote` servers; `binding` tells them what they need to know.
 """
 
-from asyncgrpo.rewards.binding import bound
-from asyncgrpo.rewards.functions import RewardFunction, check_parameters, from_callables, score_group
+from asyncgrpo.rewards.binding import bound, started
+from asyncgrpo.rewards.functions import RewardFunction, check_parameters, from_callables, reward, score_group
 from asyncgrpo.rewards.importing import from_config
+from asyncgrpo.rewards.model import RewardModel
+from asyncgrpo.rewards.remote import RemoteReward
 
-__all__ = ["RewardFunction", "bound", "check_parameters", "from_callables", "from_config", "score_group"]
+__all__ = [
+    "RemoteReward",
+    "RewardFunction",
+    "RewardModel",
+    "bound",
+    "check_parameters",
+    "from_callables",
+    "from_config",
+    "reward",
+    "score_group",
+    "started",
+]
