@@ -121,7 +121,7 @@ def _of_model(source: str, config: RunConfig) -> RunConfig:
 
 def _of_run(folder: RunFolder, step: int | None, config: RunConfig) -> Trained:
     is_chat = _trained_on_chats(folder)
-    if step is None and (folder.model_dir / "config.json").is_file():
+    if step is None and (folder.model_dir / "config.json").is_file() and not _goes_on(folder):
         return Trained(
             config=_final(folder.model_dir.absolute(), config),
             name=f"{folder.path}, final model",
@@ -166,6 +166,12 @@ def _checkpoint(folder: RunFolder, step: int | None) -> Checkpoint:
             f"{folder.path} has neither a final model nor a complete checkpoint; train on, or name another run{reasons}"
         )
     return checkpoint
+
+
+def _goes_on(folder: RunFolder) -> bool:
+    """It was made longer: its final model is of the end that it had before."""
+    end, steps = _steps_of_final(folder), CheckpointStore(folder.checkpoints_dir).steps()
+    return end is not None and bool(steps) and steps[0] > end
 
 
 def _steps_of_final(folder: RunFolder) -> int | None:
