@@ -41,6 +41,7 @@ ROLLOUT_SCHEMA = pa.schema(
         ("token_ids", pa.list_(pa.int32())),
         ("behaviour_logprobs", pa.list_(pa.float32())),
         ("versions", pa.list_(pa.int32())),
+        ("sampled", pa.list_(pa.bool_())),  # false: given by an environment or a tool, not trained
         ("rewards", pa.map_(pa.string(), pa.float64())),
         ("reward", pa.float64()),
         ("advantage", pa.float32()),
@@ -173,6 +174,7 @@ def _row(group: Group, index: int, sample: Sample) -> dict[str, Any]:
         "token_ids": completion.token_ids,
         "behaviour_logprobs": completion.behaviour_logprobs,
         "versions": completion.versions,
+        "sampled": completion.sampled,
         "rewards": list(sample.rewards.items()),
         "reward": sample.reward,
         "finish_reason": completion.finish_reason,
