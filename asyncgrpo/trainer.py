@@ -36,7 +36,15 @@ from asyncgrpo.rewards.functions import from_callables
 
 RewardCallable = Callable[..., Any]
 
-_ARGUMENTS = ("model", "reward_funcs", "args", "train_dataset", "processing_class")
+_ARGUMENTS = (
+    "model",
+    "reward_funcs",
+    "args",
+    "train_dataset",
+    "processing_class",
+    "tools",
+    "environment_factory",
+)
 _ABSENT = "this version does not have it"
 _NOT_YET = f"{_ABSENT}; leave it out"
 _INSTEAD = {
@@ -45,8 +53,7 @@ _INSTEAD = {
     "eval_dataset": _NOT_YET,
     "reward_processing_classes": f"{_NOT_YET}; wrap a reward model in a function",
     "optimizers": f"{_NOT_YET}; the optimiser is AdamW, see learning_rate and weight_decay",
-    "tools": _NOT_YET,
-    "rollout_func": _NOT_YET,
+    "rollout_func": f"{_ABSENT}; give an environment_factory, whose step() is asked after every answer",
 }
 """TRL's arguments that are refused, and what to do instead."""
 
@@ -74,6 +81,9 @@ class AsyncGRPOTrainer:
         args: settings; the defaults when absent.
         train_dataset: a `datasets.Dataset`, a list of rows with a `prompt`, or a path or hub name of rows.
         processing_class: tokenizer; the model's own when absent.
+        tools: functions that the model may call, plain or async, with type hints and a docstring.
+        environment_factory: makes the environment of a sample: see `asyncgrpo.environments.Environment`; or an object
+            whose public methods are tools. Without `reward_funcs`, its own reward is the reward.
 
     Raises ConfigError, DataError or RunFolderError for what can be known to be wrong before a model loads.
     """
@@ -81,28 +91,31 @@ class AsyncGRPOTrainer:
     def __init__(
         self,
         model: Any,
-        reward_funcs: RewardCallable | Sequence[RewardCallable],
+        reward_funcs: RewardCallable | Sequence[RewardCallable] | None = None,
         args: AsyncGRPOConfig | None = None,
         train_dataset: Any = None,
         processing_class: Any = None,
+        tools: Sequence[Callable[..., Any]] | None = None,
+        environment_factory: Callable[..., Any] | None = None,
         *,
         engine_module: str = VLLM_MODULE,
         **unknown: Any,
     ) -> None:
         with _python_names():
-            self._prepare(model, reward_funcs, args, train_dataset, processing_class, unknown)
+            _refuse(unknown)
+            self._prepare(model, reward_funcs, args, train_dataset, processing_class, tools or (), environment_factory)
         self._engine_module = engine_module
 
     def _prepare(
         self,
         model: Any,
-        reward_funcs: RewardCallable | Sequence[RewardCallable],
+        reward_funcs: RewardCallable | Sequence[RewardCallable] | None,
         args: AsyncGRPOConfig | None,
         train_dataset: Any,
         processing_class: Any,
-        unknown: Mapping[str, Any],
+        tools: Sequence[Callable[..., Any]],
+        environment_factory: Callable[..., Any] | None,
     ) -> None:
-        _refuse(unknown)
         if not isinstance(args, AsyncGRPOConfig | None):
             raise ConfigError(
                 f"args: expected an AsyncGRPOConfig, not {type(args).__name__}; its fields have TRL's names"
@@ -113,10 +126,20 @@ class AsyncGRPOTrainer:
         rows = None if "data" in sections else train_dataset
         config = self.args.to_run_config(**sections)
         settings = self.args
-        rewards = from_callables(
-            reward_funcs, settings.reward_weights, settings.reward_timeout, settings.reward_on_error
+        has_own = reward_funcs is None and (tools or environment_factory)
+        rewards = None
+        if not has_own:
+            rewards = from_callables(
+                reward_funcs or (), settings.reward_weights, settings.reward_timeout, settings.reward_on_error
+            )
+        self.job = prepare(
+            config,
+            rows=rows,
+            rewards=rewards,
+            tokenizer=processing_class,
+            environment_factory=environment_factory,
+            tools=tools,
         )
-        self.job = prepare(config, rows=rows, rewards=rewards, tokenizer=processing_class)
         given = {DOTTED[name] for name in settings.model_fields_set if name in DOTTED} | {"model.path", "rewards"}
         given |= {"data.dataset"} if rows is None else set()
         self._config_text = render_config(from_python(config, given).settled(self.job.config))

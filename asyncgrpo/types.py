@@ -7,9 +7,9 @@ Prompt ──generation──▶ Completion ──rewards──▶ Sample ┐
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 import numpy as np
 
@@ -38,10 +38,28 @@ class Prompt:
     """What the engine is asked to continue."""
     columns: Mapping[str, Any] = field(default_factory=dict)
     """The row's other columns, handed to reward functions."""
+    opening: PromptText | None = None
+    """What an environment put behind the dataset's own prompt: the end of `prompt`."""
 
     @property
     def is_conversational(self) -> bool:
         return not isinstance(self.prompt, str)
+
+    def opened(self, opening: PromptText) -> PromptText:
+        """The prompt with `opening` behind it: text behind the text, or behind that of the last message; or messages.
+
+        Raises ValueError where they do not go together.
+        """
+        if isinstance(self.prompt, str):
+            if not isinstance(opening, str):
+                raise ValueError("messages cannot be put behind a text prompt")
+            return self.prompt + opening
+        if not isinstance(opening, str):
+            return [*self.prompt, *opening]
+        *before, last = self.prompt
+        if not isinstance(last.get("content"), str):
+            raise ValueError("text can only be put behind a message that is text")
+        return [*before, {**last, "content": last["content"] + opening}]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -126,6 +144,31 @@ _COMPLETION_DTYPES = (
     ("versions", np.int32),
     ("sampled", np.bool_),
 )
+
+
+class Ask(Protocol):
+    """Has an engine go on from token ids, for at most so many tokens (absent: `generation.max_completion_length`)."""
+
+    async def __call__(self, token_ids: Sequence[int], max_tokens: int | None = None) -> Completion: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Played:
+    """One sample as it came out: a completion, or the trajectory of an environment."""
+
+    completion: Completion
+    prompt: Prompt
+    """What was asked; other than the dataset's where an environment opened the conversation."""
+    messages: tuple[Message, ...] | None = None
+    """Of a trajectory, all that was said after the prompt. Absent: the completion is the one answer."""
+    reward: float | None = None
+    """The environment's own; None if it gave none."""
+    turns: int = 1
+    """Answers of the model."""
+
+
+Play = Callable[[Prompt, Ask], Awaitable[Played]]
+"""How one sample comes about."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

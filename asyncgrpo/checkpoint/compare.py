@@ -37,6 +37,7 @@ FREE: frozenset[str] = frozenset().union(
         "urls api_key_env devices port max_num_seqs gpu_memory_utilization cpu_kv_cache_gib enforce_eager "
         "max_concurrent_requests health_interval max_restarts startup_timeout control_timeout stop_timeout",
     ),
+    _keys("environment", "step_timeout max_concurrency"),
     _keys("buffer", "stall_timeout"),
     # Epochs count by the steps that they come to.
     _keys("training", "num_train_epochs gradient_checkpointing max_skipped_updates"),
@@ -67,6 +68,7 @@ MEANING: frozenset[str] = frozenset().union(
         "chat_template_kwargs",
     ),
     _keys("rewards", "path weight name"),
+    _keys("environment", "path arguments tools tool_parser max_turns reward"),
     _keys(
         "generation",
         "num_generations max_completion_length temperature top_p top_k min_p stop_token_ids num_extra_generations "

@@ -99,6 +99,7 @@ def _facts_of(group: Group) -> dict[str, Any]:
         "prompt_id": group.prompt.prompt_id,
         "epoch": group.prompt.epoch,
         "row": group.prompt.row,
+        "opening": group.prompt.opening,
         "start_version": group.start_version,
         "samples": [
             {
@@ -170,6 +171,8 @@ class _Reader:
 
     def _prompt(self, facts: Mapping[str, Any], token_ids: tuple[int, ...]) -> Prompt:
         prompt = self._prompt_of(facts["epoch"], facts["row"])
+        if (opening := facts.get("opening")) is not None:  # its tokens are not the dataset's, and cannot be compared
+            return replace(prompt, prompt=prompt.opened(opening), token_ids=token_ids, opening=opening)
         if prompt.token_ids == token_ids:
             return prompt
         if self._allow_changed:

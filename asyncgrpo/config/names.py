@@ -1,6 +1,6 @@
 """What a setting is called: by section in YAML, flat in Python, and by another name in TRL.
 
-Invariant: every field of every section has exactly one flat name, but for the three that a trainer takes as arguments.
+Invariant: every field of every section has exactly one flat name, but for those that a trainer takes as arguments.
 A flat name is the field's own name unless `_RENAMED` says otherwise.
 """
 
@@ -26,7 +26,12 @@ FIELDS: dict[str, FieldInfo] = {
 }
 """Every setting by its dotted key."""
 
-TRAINER_ARGUMENTS = {"model.path": "model", "data.dataset": "train_dataset"}
+TRAINER_ARGUMENTS = {
+    "model.path": "model",
+    "data.dataset": "train_dataset",
+    "environment.path": "environment_factory",
+    "environment.tools": "tools",
+}
 """Given to a trainer under these names, so without a flat one. (So are `rewards`, as `reward_funcs`.)"""
 
 _RENAMED = {
@@ -48,6 +53,10 @@ _RENAMED = {
     "learner.mode": "learner_mode",
     "weights.transport": "weights_transport",
     "checkpoint.keep_every": "save_keep_every",
+    "environment.arguments": "environment_arguments",
+    "environment.max_concurrency": "environment_concurrency",
+    "environment.reward": "environment_reward",
+    "environment.step_timeout": "environment_timeout",
 }
 
 FLAT: dict[str, str] = {key: _RENAMED.get(key, key.partition(".")[2]) for key in FIELDS if key not in TRAINER_ARGUMENTS}
@@ -126,7 +135,7 @@ ELSEWHERE: dict[str, str] = {
         ("use_adaptive_entropy", "entropy_coef_min", "entropy_coef_max", "entropy_coef_delta", "entropy_target"),
         f"{_NOT_YET}; <objective.entropy_coef> stays what it is",
     ),
-    "max_tool_calling_iterations": _NOT_YET,
+    "max_tool_calling_iterations": "use <environment.max_turns>, which counts answers: one more than calls",
     "save_strategy": "see <checkpoint.save_steps> and <checkpoint.save_minutes>",
     "resume_from_checkpoint": _NOT_YET,
     "eval_strategy": _NOT_YET,

@@ -8,6 +8,7 @@ from urllib.parse import urlsplit
 from pydantic import model_validator
 
 from asyncgrpo.config.devices import check_devices
+from asyncgrpo.config.environment import EnvironmentSection
 from asyncgrpo.config.guards import GuardsSection
 from asyncgrpo.config.objective import ObjectiveSection
 from asyncgrpo.config.objective_checks import check_objective
@@ -43,6 +44,7 @@ class RunConfig(Section):
     data: DataSection = DataSection()
     rewards: tuple[RewardSection, ...] = ()
     """Reward functions by import path; their weighted sum is the reward."""
+    environment: EnvironmentSection = EnvironmentSection()
     generation: GenerationSection = GenerationSection()
     engines: EnginesSection = EnginesSection()
     buffer: BufferSection = BufferSection()

@@ -86,7 +86,7 @@ class DataSection(Section):
 
 class RewardSection(Section):
     path: str
-    """`package.module:function`, or `file.py:function`."""
+    """`package.module:function`, or `file.py:function`; `environment` is the environment's own reward."""
     weight: RewardWeight = 1.0
     """Factor of this reward in the sum."""
     name: str | None = None

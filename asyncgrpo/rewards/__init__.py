@@ -1,10 +1,15 @@
 """From completions to rewards: user functions, called so that none can stop the run's event loop.
 
-`functions` is the call contract, `importing` finds functions by path, `values` checks what they return, and `threads`
-is where they run.
+`functions` is the call contract, `importing` finds functions by path, and `values` checks what they return.
 """
 
-from asyncgrpo.rewards.functions import RewardFunction, check_parameters, from_callables, score_group
+from asyncgrpo.rewards.functions import (
+    RewardFunction,
+    check_parameters,
+    environment_reward,
+    from_callables,
+    score_group,
+)
 from asyncgrpo.rewards.importing import from_config
 
-__all__ = ["RewardFunction", "check_parameters", "from_callables", "from_config", "score_group"]
+__all__ = ["RewardFunction", "check_parameters", "environment_reward", "from_callables", "from_config", "score_group"]

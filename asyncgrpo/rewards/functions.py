@@ -3,7 +3,8 @@
     function(prompts, completions, completion_ids, **columns) -> one number or None per completion
 
 Every argument is a list with one entry per sample of the group: the prompt and the row's columns are repeated. A chat
-prompt gets its completions as chats, `[[{"role": "assistant", "content": text}], …]`; a text prompt gets texts. A
+prompt gets its completions as chats, `[[{"role": "assistant", "content": text}], …]`, of a trajectory all its messages
+after the prompt; a text prompt gets texts. Where there is an environment, `environment_reward` are its own rewards. A
 function that names its parameters is given those only. Plain functions run in threads, so one may be called several
 times at once; `async def` functions share one event loop that is not the orchestrator's.
 """
@@ -19,16 +20,17 @@ from typing import Any
 
 from asyncgrpo.config.sections import OnRewardError
 from asyncgrpo.errors import ConfigError, GroupUnscored, RewardError
-from asyncgrpo.rewards.texts import raised_in, said
-from asyncgrpo.rewards.threads import await_aside, call_in_thread
 from asyncgrpo.rewards.values import BadSum, BadValue, read_values, weighted_sum
-from asyncgrpo.types import Completion, Prompt, Sample
+from asyncgrpo.types import Completion, Played, Prompt, Sample
+from asyncgrpo.user_code.arguments import accepted, is_required, parameters_of
+from asyncgrpo.user_code.texts import raised_in, said
+from asyncgrpo.user_code.threads import await_aside, call_in_thread
 
 MAX_CALLS = 64
 """Calls of one function at the same time; a plain function's call is a thread."""
 
 _ALWAYS = ("prompts", "completions", "completion_ids")
-_BY_NAME = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+ENVIRONMENT_REWARD = "environment_reward"
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,10 +84,20 @@ class RewardFunction:
         return kind(f"reward function {self.name!r}, prompt {prompt.prompt_id}: {reason}")
 
 
+def environment_reward(environment_reward: Sequence[float | None]) -> list[float | None]:
+    """The reward that the environment itself gave each sample; None where it gave none."""
+    return list(environment_reward)
+
+
 async def score_group(
-    functions: Sequence[RewardFunction], prompt: Prompt, completions: Sequence[Completion], texts: Sequence[str]
+    functions: Sequence[RewardFunction],
+    prompt: Prompt,
+    completions: Sequence[Completion],
+    texts: Sequence[str],
+    played: Sequence[Played] | None = None,
 ) -> list[Sample]:
-    """Score the samples of one prompt, all functions at once. `texts` are the decoded completions.
+    """Score the samples of one prompt, all functions at once. `texts` are the decoded completions, `played` where they
+    come from if an environment took part.
 
     Raises RewardError from the first function that fails; the others are abandoned. Of failures at once, one that
     stops the run wins over one that drops the group.
@@ -94,7 +106,7 @@ async def score_group(
     try:
         async with asyncio.TaskGroup() as group:
             tasks = [
-                group.create_task(function.score(prompt, _arguments(prompt, completions, texts), count))
+                group.create_task(function.score(prompt, _arguments(prompt, completions, texts, played), count))
                 for function in functions
             ]
     except* RewardError as failures:
@@ -150,42 +162,31 @@ def with_unique_names(functions: Sequence[RewardFunction]) -> list[RewardFunctio
 def check_parameters(functions: Sequence[RewardFunction], columns: Collection[str]) -> None:
     """Refuse, before anything is loaded, a function that requires a parameter which is no column of the dataset."""
     for function in functions:
-        parameters = _parameters(function.call)
+        parameters = parameters_of(function.call) or {}
         for name, parameter in parameters.items():
-            required = parameter.kind in _BY_NAME and parameter.default is inspect.Parameter.empty
-            if required and name not in _ALWAYS and name not in columns:
+            if is_required(parameter) and name not in _ALWAYS and name not in columns:
                 raise ConfigError(
                     f"reward function {function.name!r} needs {name!r}, which is none of {', '.join(_ALWAYS)} "
                     f"and no column of the dataset; its other columns are: {', '.join(columns) or 'none'}"
                 )
 
 
-def accepted(call: Callable[..., Any], arguments: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Those of the arguments that `call` names; all, if it takes `**kwargs` or does not tell."""
-    parameters = _parameters(call)
-    if not parameters or any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values()):
-        return arguments
-    fixed = call.keywords if isinstance(call, functools.partial) else {}
-    named = {name for name, p in parameters.items() if p.kind in _BY_NAME and name not in fixed}
-    return {name: value for name, value in arguments.items() if name in named}
-
-
-def _parameters(call: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
-    try:
-        return inspect.signature(call).parameters
-    except (ValueError, TypeError):  # some functions written in C
-        return {}
-
-
-def _arguments(prompt: Prompt, completions: Sequence[Completion], texts: Sequence[str]) -> dict[str, Any]:
+def _arguments(
+    prompt: Prompt, completions: Sequence[Completion], texts: Sequence[str], played: Sequence[Played] | None
+) -> dict[str, Any]:
     """Fresh lists and messages for every function, so that one which changes them changes nobody else's."""
     count = len(completions)
     chat = prompt.is_conversational
+    messages: list[Any] = [[{"role": "assistant", "content": text}] if chat else text for text in texts]
+    for index, each in enumerate(played or ()):
+        if each.messages is not None:
+            messages[index] = [dict(message) for message in each.messages]
     return {
         **{name: [value] * count for name, value in prompt.columns.items()},
         "prompts": [[dict(m) for m in prompt.prompt] if chat else prompt.prompt for _ in range(count)],  # type: ignore[arg-type]
-        "completions": [[{"role": "assistant", "content": text}] if chat else text for text in texts],
+        "completions": messages,
         "completion_ids": [completion.token_ids.tolist() for completion in completions],
+        **({} if played is None else {ENVIRONMENT_REWARD: [each.reward for each in played]}),
     }
 
 

@@ -35,6 +35,7 @@ def other_value(key: str) -> object:
         "learner.devices": ["cpu", "cpu"],
         "generation.stop_token_ids": [7],
         "data.chat_template_kwargs": {"a": 1},
+        "environment.arguments": {"a": 1},
         "buffer.max_unfinished_groups": 99,
         "engines.max_model_len": 4096,
         "training.num_minibatches": 2,

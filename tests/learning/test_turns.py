@@ -2,7 +2,7 @@
 
 The gradients are compared with an independent computation: transformers' own forward pass, one sample at a time, and
 each recipe written out over the sampled tokens alone. The anchor is the behaviour policy where a gate is to be away
-from ratio 1; a given token, whose behaviour log-probability is 0, would then shift every ratio that it is part of by nats.
+from ratio 1; a given token, whose behaviour log-probability is 0, would shift every ratio that it is part of by nats.
 """
 
 import dataclasses

@@ -16,7 +16,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from asyncgrpo.concurrency import start_job
-from asyncgrpo.rewards.texts import said
+from asyncgrpo.user_code.texts import said
 
 
 async def call_in_thread(function: Callable[[], Any]) -> Any:
