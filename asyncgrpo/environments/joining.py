@@ -7,14 +7,16 @@ always the same:
     user: .   assistant: MARK   <messages>   <header of the next answer>
                               ^ from here on: the end of the answer, the messages, the header
 
-The end-of-turn token with which this begins was sampled already, if the answer ended by itself: it is left out then.
-Another special token that ended the answer takes its place; after an ordinary one (generation.stop_token_ids) it is
-given. A special token splits text for the tokenizer, so that no token could reach over the joint.
+It begins with special tokens that end the answer. Up to the one that was sampled last they are left out: they are there
+already. Another special token that ended the answer takes the place of the first; after an ordinary one
+(generation.stop_token_ids) all are given. A special token splits text for the tokenizer, so that no token could reach
+over the joint.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence, Set
+from itertools import takewhile
 from typing import Any, Protocol
 
 from asyncgrpo.errors import ConfigError
@@ -57,9 +59,12 @@ class ChatJoin:
     def given(self, said: PromptText, last_token: int) -> list[int]:
         messages: Sequence[Message] = [{"role": "user", "content": said}] if isinstance(said, str) else said
         ids = self._encode(self._rest((*_ASKED, *messages)))
-        return ids[1:] if last_token in self._special else ids
+        if last_token not in self._special:
+            return ids
+        closing = self._closing(ids)
+        return ids[closing.index(last_token) + 1 :] if last_token in closing else ids[1:]
 
-    def check(self, roles: Collection[str], end_tokens: Collection[int] | None) -> None:
+    def check(self, roles: Collection[str], end_tokens: Set[int] | None) -> None:
         """Raises ConfigError for a template that cannot be continued in this way.
 
         Args:
@@ -67,21 +72,26 @@ class ChatJoin:
             end_tokens: on which engines stop; None if not known.
         """
         for role in roles:
-            message = {"role": role, "content": "said", "name": "said", "tool_call_id": "000000001"}
-            self._check_message(message)
-        end = self._encode(self._rest((*_ASKED, {"role": "user", "content": "said"})))[0]
-        if end not in self._special:
-            raise ConfigError(
-                f"the chat template ends an answer with {self._tokenizer.decode([end])!r}, which is no special token, "
-                f"so it cannot be told where the model's own tokens end; {_REMEDY}"
-            )
-        if end_tokens is not None and end not in end_tokens:
-            raise ConfigError(
-                f"the chat template ends an answer with {self._tokenizer.decode([end])!r} (token {end}), at which "
-                f"engines do not stop; add it: generation.stop_token_ids: [{end}]"
-            )
+            rest = self._checked_rest({"role": role, "content": "said", "name": "said", "tool_call_id": "000000001"})
+            ids = self._encode(rest)
+            closing = self._closing(ids)
+            if not closing:
+                raise ConfigError(
+                    f"the chat template ends an answer with {self._tokenizer.decode(ids[:1])!r}, which is no special "
+                    f"token, so it cannot be told where the model's own tokens end; {_REMEDY}"
+                )
+            if end_tokens is not None and not end_tokens & set(closing):
+                end = self._tokenizer.decode(closing[:1])
+                raise ConfigError(
+                    f"the chat template ends an answer with {end!r} (token {closing[0]}), at which engines do not "
+                    f"stop; add it: generation.stop_token_ids: [{closing[0]}]"
+                )
 
-    def _check_message(self, message: Message) -> None:
+    def _closing(self, ids: Sequence[int]) -> list[int]:
+        """The special tokens that `ids` begin with."""
+        return list(takewhile(self._special.__contains__, ids))
+
+    def _checked_rest(self, message: Message) -> str:
         try:
             rest = self._rest((*_ASKED, message))
             longer = self._rest(
@@ -96,6 +106,7 @@ class ChatJoin:
             )
         if message["content"] not in rest:
             raise ConfigError(f"the chat template does not show messages of the role {message['role']!r}; {_REMEDY}")
+        return rest
 
     def _rest(self, messages: Sequence[Message]) -> str:
         """What the template puts behind the answer. Raises ValueError for a template that refuses, or changes it."""

@@ -75,14 +75,16 @@ class ToolEnvironment:
         calls = [] if answer.is_cut else self._parse(answer.text)
         if not calls:
             return Turn(done=True)
-        results = await asyncio.gather(*(self._answer(call) for call in calls))
+        results = await asyncio.gather(
+            *(self._answer(call, number) for number, call in enumerate(calls, self._calls + 1))
+        )
+        self._calls += len(calls)
         return Turn(messages=results, answer=_with_calls(answer.text, calls))
 
-    async def _answer(self, call: ToolCall | BadCall) -> Message:
-        self._calls += 1
+    async def _answer(self, call: ToolCall | BadCall, number: int) -> Message:
         name = call.name if isinstance(call, ToolCall) else "unknown"
         # Some templates want an id of nine letters and digits.
-        return {"role": "tool", "name": name, "content": await self._said(call), "tool_call_id": f"{self._calls:09d}"}
+        return {"role": "tool", "name": name, "content": await self._said(call), "tool_call_id": f"{number:09d}"}
 
     async def _said(self, call: ToolCall | BadCall) -> str:
         if isinstance(call, BadCall):

@@ -172,6 +172,29 @@ def test_what_was_written_before_there_were_turns_was_all_sampled(tmp_path: Path
     assert exact(group) == exact(one())
 
 
+@pytest.mark.parametrize(
+    ("prompt", "opening", "whole"),
+    [
+        ("hi", " there", "hi there"),
+        ([{"role": "user", "content": "hi"}], " there", [{"role": "user", "content": "hi there"}]),
+        (
+            [{"role": "user", "content": "hi"}],
+            [{"role": "user", "content": "you"}],
+            [{"role": "user", "content": "hi"}, {"role": "user", "content": "you"}],
+        ),
+    ],
+)
+def test_a_prompt_that_its_environment_opened_comes_back_as_it_was(
+    prompt: Any, opening: Any, whole: Any, tmp_path: Path
+) -> None:
+    of_dataset = replace(one().prompt, prompt=prompt)
+    opened = replace(of_dataset, prompt=of_dataset.opened(opening), token_ids=(7, 8, 9), opening=opening)
+    write_groups(tmp_path, "buffer", [replace(one(), prompt=opened)])
+    (group,) = read_groups(tmp_path, "buffer", lambda epoch, row: of_dataset)
+    assert group.prompt == opened
+    assert (group.prompt.prompt, group.prompt.token_ids) == (whole, (7, 8, 9))
+
+
 def test_times_are_shifted_to_the_clock_of_another_process(tmp_path: Path) -> None:
     write_groups(tmp_path, "buffer", [one()])
     (group,) = read_groups(tmp_path, "buffer", prompt_of(one()), clock_shift=100.0)
