@@ -49,7 +49,7 @@ class Source:
         """Raises ConfigError for a `reset` that requires what is no column of the dataset."""
         reset = getattr(self.kind, "reset", None)
         for name, parameter in (parameters_of(reset) or {}).items() if reset is not None else ():
-            if name != "self" and is_required(parameter) and name not in columns:
+            if is_required(parameter) and name not in (*columns, "self", "prompt"):
                 raise ConfigError(
                     f"environment {self.name}: reset needs {name!r}, which is no column of the dataset; its columns "
                     f"are: {', '.join(sorted(columns)) or 'none'}"

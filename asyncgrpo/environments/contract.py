@@ -51,8 +51,11 @@ class Environment(Protocol):
     place of the turns' rewards; and `close()`, called once, whatever happened."""
 
     def reset(self, **columns: Any) -> Any:
-        """Begin. Returns None (or an awaitable of it), or what is put behind the dataset's prompt: messages; or text,
-        which is added to the last message. All samples of a prompt must get the same."""
+        """Begin, with the row's columns and `prompt`, as far as they are named here.
+
+        Returns None (or an awaitable of it), or what is put behind the dataset's prompt: messages; or text, which is
+        added to the last message. All samples of a prompt must get the same.
+        """
 
     def step(self, answer: Answer) -> Any:
         """The Turn, or an awaitable of it."""

@@ -96,7 +96,8 @@ class _Stage:
         reset = getattr(_behind(self._environment), "reset", None)
         if reset is None:
             return
-        opening = await self._call("reset", reset, accepted(reset, self._prompt.columns))
+        columns = {"prompt": self._prompt.prompt, **self._prompt.columns}
+        opening = await self._call("reset", reset, accepted(reset, columns))
         if opening is not None:
             self._open(opening)
 
