@@ -68,7 +68,7 @@ MEANING: frozenset[str] = frozenset().union(
         "chat_template_kwargs",
     ),
     _keys("rewards", "path weight name"),
-    _keys("environment", "path arguments tools tool_parser max_turns reward"),
+    _keys("environment", "path arguments tools tool_parser max_turns turn_rewards"),
     _keys(
         "generation",
         "num_generations max_completion_length temperature top_p top_k min_p stop_token_ids num_extra_generations "

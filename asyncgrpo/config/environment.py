@@ -33,7 +33,7 @@ class EnvironmentSection(Section):
     """Seconds one call of an environment's method may take; after a longer one its sample has failed."""
     max_concurrency: PositiveInt = 64
     """Calls of environments at the same time, and of each tool."""
-    reward: Literal["sum", "last"] = "sum"
+    turn_rewards: Literal["sum", "last"] = "sum"
     """The environment's own reward: the sum of its turns', or the last that was given."""
 
     @property

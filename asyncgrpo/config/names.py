@@ -55,7 +55,6 @@ _RENAMED = {
     "checkpoint.keep_every": "save_keep_every",
     "environment.arguments": "environment_arguments",
     "environment.max_concurrency": "environment_concurrency",
-    "environment.reward": "environment_reward",
     "environment.step_timeout": "environment_timeout",
 }
 

@@ -18,6 +18,7 @@ from asyncgrpo.environments.joining import ChatJoin, TextJoin
 from asyncgrpo.environments.parsers import OPEN, PARSERS
 from asyncgrpo.environments.player import Limits, Player
 from asyncgrpo.environments.tools import Tool, ToolEnvironment, make_tool, tool_methods
+from asyncgrpo.environments.verifiers import VerifiersEnvironment
 from asyncgrpo.errors import ConfigError
 from asyncgrpo.types import Prompt, PromptText
 from asyncgrpo.user_code.arguments import is_required, parameters_of
@@ -76,7 +77,8 @@ def find_source(
         return _unique(Source("of tools", None, None, tools)) if tools else None
     name = section.path or str(getattr(factory, "__name__", type(factory).__name__))
     make = _bound(factory, section.arguments, name)
-    kind = factory if inspect.isclass(factory) else type(_probe(make, name))
+    told = factory if isinstance(factory, type) and factory is not VerifiersEnvironment else None
+    kind = told or type(_probe(make, name))
     if callable(getattr(kind, "step", None)):
         if tools:
             raise ConfigError(
@@ -129,7 +131,7 @@ def build_player(
             max_tokens=generation.max_completion_length,
             max_prompt=config.data.max_prompt_length,
         ),
-        reward=section.reward,
+        turn_rewards=section.turn_rewards,
     )
 
 
@@ -160,9 +162,11 @@ def _bound(factory: Callable[..., Any], arguments: Mapping[str, Any], name: str)
 
 
 def _probe(make: Callable[[], Any], name: str) -> Any:
-    """One instance of a factory that is no class, to see what it makes."""
+    """One instance of a factory that is no class, or stands for something else, to see what it makes."""
     try:
         return make()
+    except ConfigError:
+        raise
     except Exception as error:  # it is the user's
         raise ConfigError(f"environment {name} cannot be made: {type(error).__name__}: {said(error)}") from error
 

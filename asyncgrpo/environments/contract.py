@@ -41,7 +41,7 @@ class Turn:
     done: bool = False
     """The trajectory is over; `messages` are then not given any more."""
     reward: float | None = None
-    """Of this turn; see `environment.reward`."""
+    """Of this turn; see `environment.turn_rewards`."""
     answer: Message | None = None
     """How the answer stands among the messages that reward functions see. Absent: as its text."""
 

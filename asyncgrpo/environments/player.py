@@ -65,7 +65,7 @@ class Player:
     text_of: Callable[[np.ndarray], str]
     """Of token ids, without special tokens."""
     limits: Limits
-    reward: Literal["sum", "last"]
+    turn_rewards: Literal["sum", "last"]
 
     async def play(self, prompt: Prompt, ask: Ask) -> Played:
         """Raises EnvironmentFailure, and what `ask` raises."""
@@ -165,7 +165,7 @@ class _Stage:
             return None if reward is None else self._number("get_reward", reward)
         if not self._rewards:
             return None
-        return math.fsum(self._rewards) if self._player.reward == "sum" else self._rewards[-1]
+        return math.fsum(self._rewards) if self._player.turn_rewards == "sum" else self._rewards[-1]
 
     async def close(self) -> None:
         """A failure here is only logged: the trajectory is over, and is what it is."""

@@ -97,7 +97,7 @@ def _load(id: str, arguments: str) -> Any:
         package = importlib.import_module("verifiers")
     except ImportError as error:
         raise ConfigError(
-            f"environment {id!r} needs the package verifiers: pip install asyncgrpo[verifiers]"
+            f"environment {id!r} needs the package verifiers: pip install 'verifiers>=0.1.14,<0.3'"
         ) from error
     if not hasattr(package, "load_environment"):
         version = getattr(package, "__version__", "of another kind")

@@ -164,7 +164,7 @@ class Judged(Bandit):
     ],
 )
 async def test_the_environments_reward(kind: type, rewards: list[Any], which: str, expected: float | None) -> None:
-    player = make_player(kind, arguments={"rewards": rewards}, reward=which) if rewards else None
+    player = make_player(kind, arguments={"rewards": rewards}, turn_rewards=which) if rewards else None
     assert player is not None
     assert (await player.play(prompt_of(), Model(*"abc"))).reward == expected
 

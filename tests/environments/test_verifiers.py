@@ -143,19 +143,19 @@ async def test_what_it_does_that_is_not_supported_fails_its_sample(mode: str, me
         await player_of(mode=mode).play(prompt_of(answer="6"), Model("1", "2"))
 
 
-async def test_what_can_be_known_is_refused_with_the_first_instance(package: Path) -> None:
+async def test_what_can_be_known_is_refused_before_a_run_starts(package: Path) -> None:
     for id, arguments, message in [
         ("other", {}, "environment 'other' of verifiers is no MultiTurnEnv"),
         ("game", {"mode": "tools"}, "environment 'game' of verifiers has tools of its own"),
     ]:
         with pytest.raises(ConfigError, match=message):
-            VerifiersEnvironment(id, **arguments)
+            make_player(VerifiersEnvironment, arguments={"id": id, **arguments})
     (package / "__init__.py").write_text("__version__ = '0.4.0'\n")
     forget()
     with pytest.raises(
         ConfigError, match=r"verifiers 0.4.0 has no MultiTurnEnv any more; install verifiers>=0.1.14,<0.3"
     ):
-        VerifiersEnvironment("game")
+        make_player(VerifiersEnvironment, arguments={"id": "game"})
 
 
 def test_its_rows_are_a_dataset() -> None:

@@ -17,8 +17,8 @@ from asyncgrpo.prompts import load_rows
 from asyncgrpo.prompts.encoding import with_system_prompt
 from asyncgrpo.prompts.stream import reward_columns
 from asyncgrpo.rewards import check_parameters, from_config
-from asyncgrpo.rewards.functions import score_group
-from asyncgrpo.types import Completion, Prompt
+from asyncgrpo.rewards.functions import ENVIRONMENT_REWARD, score_group
+from asyncgrpo.types import Completion, Played, Prompt
 
 NAME = "reward calls"
 TEXT = "a made-up completion"
@@ -27,8 +27,12 @@ TEXT = "a made-up completion"
 def reward_calls(config: RunConfig) -> Check:
     """Every reward function scores the first row's group of made-up completions, in the threads that runs use."""
     try:
+        has_environment = config.environment.is_used
+        if has_environment and not config.rewards:
+            return Check(NAME, "ok", "none: the reward is the environment's own")
         rows, functions = load_rows(config), from_config(config.rewards)
-        check_parameters(functions, set(rows.column_names) - {config.data.prompt_column})
+        columns = set(rows.column_names) - {config.data.prompt_column}
+        check_parameters(functions, columns | {ENVIRONMENT_REWARD} if has_environment else columns)
     except AsyncGRPOError:
         return Check(NAME, "warn", "not tried, for what the lines above say", "mend these first")
     ids, zeros = np.arange(3), np.zeros(3)
@@ -37,7 +41,9 @@ def reward_calls(config: RunConfig) -> Check:
     )
     count = config.generation.num_generations
     try:
-        scored = score_group(functions, _first_prompt(rows, config), [completion] * count, [TEXT] * count)
+        prompt = _first_prompt(rows, config)
+        played = [Played(completion=completion, prompt=prompt, reward=0.0)] * count if has_environment else None
+        scored = score_group(functions, prompt, [completion] * count, [TEXT] * count, played)
         samples = asyncio.run(scored)
     except GroupUnscored as error:
         return Check(NAME, "warn", str(error), f"its groups are dropped when it does so; scored was {TEXT!r}")
