@@ -74,7 +74,7 @@ def prepare(
     secret_of(config.engines.api_key_env, "engines.api_key_env")
     secret_of(config.observe.metrics_token_env, "observe.metrics_token_env")
     source = find_source(config, environment_factory, tools)
-    functions = reward_functions(config, rewards, has_environment=source is not None)
+    functions = reward_functions(config, source, rewards)
     checked_rows = load_rows(config, rows)
     columns = set(checked_rows.column_names) - {config.data.prompt_column}
     check_parameters(functions, columns if source is None else columns | {ENVIRONMENT_REWARD})
@@ -100,15 +100,16 @@ def prepare(
 
 
 def reward_functions(
-    config: RunConfig, given: Sequence[RewardFunction] | None = None, *, has_environment: bool
+    config: RunConfig, source: Source | None, given: Sequence[RewardFunction] | None = None
 ) -> Sequence[RewardFunction]:
     """Those given or configured; where there are none, the reward of the environment. Raises ConfigError."""
-    if not has_environment and any(section.path == OWN for section in config.rewards):
-        raise ConfigError(
-            f"rewards: path {OWN!r} is the environment's own reward, and there is no environment; set environment.path "
-            "or environment.tools"
+    has_own = source is not None and source.may_reward
+    if not has_own and any(section.path == OWN for section in config.rewards):
+        which = (
+            f"the environment {source.name} has neither step nor get_reward" if source else "there is no environment"
         )
-    if has_environment and not (given or config.rewards):
+        raise ConfigError(f"rewards: path {OWN!r} is the environment's own reward, and {which}; name another reward")
+    if has_own and not (given or config.rewards):
         return from_config((RewardSection(path=OWN),))
     return from_config(config.rewards) if given is None else given
 

@@ -4,20 +4,27 @@ import re
 
 from asyncgrpo.environments import Turn
 
-FOUND = (1.0, 0.75, 0.5, 0.25)
+FOUND = (1.0, 0.8, 0.6, 0.4)
 """Reward of the guess that is right: the earlier, the more."""
+FORFEIT = -1.0
+"""Of an answer that has no guess in it, or never ends: the game is over."""
+PER_WORD = -0.03
+"""Of every word but the guess, up to 20."""
 
 
 class Guessing:
-    """One game. A wrong guess costs nothing, but the next one is worth less; what is no guess costs."""
+    """One game; a wrong guess costs nothing by itself, but leaves fewer turns."""
 
     def reset(self, number):
         self.number = number
 
     def step(self, answer):
-        if answer.is_cut or not re.fullmatch(r"[1-9]\.?", answer.text.strip()):
-            return Turn(messages="Say one number from 1 to 9.", reward=-0.25)
-        guess = int(answer.text.strip()[0])
+        words = re.findall(r"\w+", answer.text)
+        guesses = [int(word) for word in words if re.fullmatch("[1-9]", word)]
+        if answer.is_cut or not guesses:
+            return Turn(done=True, reward=FORFEIT)
+        chatter = PER_WORD * min(len(words) - 1, 20)
+        guess = guesses[-1]
         if guess == self.number:
-            return Turn(done=True, reward=FOUND[min(answer.turn, len(FOUND)) - 1])
-        return Turn(messages="Higher." if guess < self.number else "Lower.", reward=0.0)
+            return Turn(done=True, reward=FOUND[min(answer.turn, len(FOUND)) - 1] + chatter)
+        return Turn(messages="Higher." if guess < self.number else "Lower.", reward=chatter)

@@ -13,6 +13,7 @@ import pytest
 from run_cases import FAKE_ENGINE, HERE, Run, engine_beside, run_config
 from safetensors.numpy import load_file
 
+from asyncgrpo import AsyncGRPOConfig, AsyncGRPOTrainer
 from asyncgrpo.config.loading import from_python
 from asyncgrpo.config.render import render_config
 from asyncgrpo.environments import Answer, Turn
@@ -22,6 +23,7 @@ from asyncgrpo.observe.ledger_file import read_ledger
 from asyncgrpo.observe.run_folder import RunFolder
 from asyncgrpo.preflight import Job, prepare
 from asyncgrpo.retraining import load_rerun, retrain
+from asyncgrpo.rewards import environment_reward
 from asyncgrpo.rewards.functions import from_callables
 from asyncgrpo.testing.tiny import END, make_tokenizer
 
@@ -209,9 +211,48 @@ def test_what_cannot_be_played_is_refused_before_anything_starts(tiny_model: Pat
         job_of(tiny_model, tmp_path, factory=Nothing)
     with pytest.raises(ConfigError, match=r"Guessing cannot be made with environment.arguments=\{'size': 3\}: .*size"):
         job_of(tiny_model, tmp_path, environment={"arguments": {"size": 3}})
-    with pytest.raises(ConfigError, match="'environment' is the environment's own reward, and there is no environment"):
+    with pytest.raises(
+        ConfigError, match="'environment' is the environment's own reward, and there is no environment; n"
+    ):
         config = run_config(tiny_model, tmp_path).model_dump() | {"rewards": [{"path": "environment"}]}
         prepare(type(run_config(tiny_model, tmp_path)).model_validate(config), rows=ROWS, machine=HERE)
+
+
+def add(a: int) -> int:
+    """Add one.
+
+    Args:
+        a: to what
+    """
+    return a + 1
+
+
+def test_the_reward_is_the_environments_own_unless_others_are_named(tiny_model: Path, tmp_path: Path) -> None:
+    data = [{"prompt": [{"role": "user", "content": "Call add."}], "number": 1}]
+
+    def trainer(**arguments: Any) -> AsyncGRPOTrainer:
+        args = AsyncGRPOConfig(output_dir=str(tmp_path / "run"), vllm_devices=["cpu"], learner_devices=["cpu"])
+        return AsyncGRPOTrainer(str(tiny_model), args=args, train_dataset=data, **arguments)
+
+    def mine(completions: Any) -> list[float]:
+        return [0.0 for _ in completions]
+
+    names = [
+        [reward.name for reward in trainer(**arguments).job.rewards]
+        for arguments in (
+            {"environment_factory": Guessing},
+            {"environment_factory": Guessing, "reward_funcs": mine},
+            {"environment_factory": Guessing, "reward_funcs": [environment_reward, mine]},
+            {"tools": [add], "reward_funcs": mine},
+        )
+    ]
+    assert names == [["environment"], ["mine"], ["environment_reward", "mine"], ["mine"]]
+    with pytest.raises(ConfigError, match="no reward function is given"):
+        trainer(tools=[add])
+    with pytest.raises(ConfigError, match="reward_funcs is empty"):
+        trainer()
+    player = trainer(environment_factory=Guessing).job.player
+    assert player is not None and player.limits.max_turns == 8
 
 
 def test_environments_by_path(tiny_model: Path, tmp_path: Path) -> None:

@@ -46,6 +46,11 @@ class Source:
         """What chat templates get as `tools`."""
         return [tool.schema for tool in self.tools]
 
+    @property
+    def may_reward(self) -> bool:
+        """Whether it can have a reward of its own; functions alone cannot."""
+        return any(callable(getattr(self.kind, method, None)) for method in ("step", "get_reward"))
+
     def check_columns(self, columns: Collection[str]) -> None:
         """Raises ConfigError for a `reset` that requires what is no column of the dataset."""
         reset = getattr(self.kind, "reset", None)

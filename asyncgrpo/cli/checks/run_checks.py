@@ -67,7 +67,7 @@ def rewards(config: RunConfig) -> Check:
     """Every reward function can be imported."""
 
     def listed() -> str:
-        functions = reward_functions(config, has_environment=config.environment.is_used)
+        functions = reward_functions(config, find_source(config))
         return ", ".join(f"{function.name} x {function.weight:g}" for function in functions)
 
     return _verdict("rewards", listed)
@@ -82,8 +82,8 @@ def columns(config: RunConfig) -> Check:
     """Every column that a reward function requires is there."""
     try:
         rows = load_rows(config)
-        functions = reward_functions(config, has_environment=config.environment.is_used)
         source = find_source(config)
+        functions = reward_functions(config, source)
     except AsyncGRPOError:  # said by the checks of the dataset and of the rewards
         return Check("columns", "warn", "not compared: there is no dataset or no rewards", "mend these first")
 

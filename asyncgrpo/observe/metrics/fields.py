@@ -85,7 +85,7 @@ STEP_FIELDS: Mapping[str, str] = {
     "completion_tokens_mean": "tokens of a completion, those between its turns (which nobody sampled) included",
     "completion_tokens_min": "of the shortest",
     "completion_tokens_max": "of the longest",
-    "truncated_ratio": "share of completions that hit the length limit",
+    "truncated_ratio": "share of completions that a limit cut short, of tokens or of turns",
     "staleness_mean": "learner's version - version that sampled the token, over sampled tokens",
     "staleness_max": "the largest",
     "staleness_tokens/<versions>": "tokens trained at that staleness",
