@@ -69,6 +69,20 @@ async def test_the_share_of_the_lease_is_held_between_turns_and_given_back_once(
         assert pool.outstanding_tokens("e0") == 0
 
 
+async def test_a_sample_that_gives_up_gives_back_its_own_share_only(tiny_model: Path) -> None:
+    config = with_generation(max_attempts=1, drop_sample=True)
+    async with engines_and_pool(tiny_model, Fault("status", match=of_sample(0)), config=config) as (fakes, pool):
+        turns = Turns()
+        turns.between.clear()
+        task = asyncio.create_task(generate_group(PROMPT, 0, pool, config, turns))
+        while turns.waiting < 3 or pool.outstanding_tokens("e0") == 40:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+        assert pool.outstanding_tokens("e0") == 3 * 10
+        turns.between.set()
+        assert len((await task).played) == 3
+        assert pool.outstanding_tokens("e0") == 0
+
+
 async def test_an_engine_that_fails_between_turns_is_left_for_another_for_good(tiny_model: Path) -> None:
     async with engines_and_pool(tiny_model, engines=2) as (_, pool):
         turns = Turns(3)
