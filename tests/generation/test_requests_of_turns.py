@@ -71,7 +71,7 @@ async def test_the_share_of_the_lease_is_held_between_turns_and_given_back_once(
 
 async def test_a_sample_that_gives_up_gives_back_its_own_share_only(tiny_model: Path) -> None:
     config = with_generation(max_attempts=1, drop_sample=True)
-    async with engines_and_pool(tiny_model, Fault("status", match=of_sample(0)), config=config) as (fakes, pool):
+    async with engines_and_pool(tiny_model, Fault("status", match=of_sample(0)), config=config) as (_, pool):
         turns = Turns()
         turns.between.clear()
         task = asyncio.create_task(generate_group(PROMPT, 0, pool, config, turns))
