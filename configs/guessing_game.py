@@ -4,27 +4,22 @@ import re
 
 from asyncgrpo.environments import Turn
 
-FOUND = (1.0, 0.8, 0.6, 0.4)
-"""Reward of the guess that is right: the earlier, the more."""
+FOUND = (1.0, 0.9, 0.8, 0.7)
+"""Reward of the guess that is right: the earlier, the more. A game that runs out of turns gives nothing."""
 FORFEIT = -1.0
-"""Of an answer that has no guess in it, or never ends: the game is over."""
-PER_WORD = -0.03
-"""Of every word but the guess, up to 20."""
+"""Of an answer that is no guess, or does not end: the game is over. Nothing is worse, so playing on always pays."""
 
 
 class Guessing:
-    """One game; a wrong guess costs nothing by itself, but leaves fewer turns."""
+    """One game."""
 
     def reset(self, number):
         self.number = number
 
     def step(self, answer):
-        words = re.findall(r"\w+", answer.text)
-        guesses = [int(word) for word in words if re.fullmatch("[1-9]", word)]
-        if answer.is_cut or not guesses:
+        guess = re.fullmatch(r"\D{0,12}([1-9])\D{0,12}", answer.text.strip())
+        if answer.is_cut or guess is None:
             return Turn(done=True, reward=FORFEIT)
-        chatter = PER_WORD * min(len(words) - 1, 20)
-        guess = guesses[-1]
-        if guess == self.number:
-            return Turn(done=True, reward=FOUND[min(answer.turn, len(FOUND)) - 1] + chatter)
-        return Turn(messages="Higher." if guess < self.number else "Lower.", reward=chatter)
+        if int(guess[1]) == self.number:
+            return Turn(done=True, reward=FOUND[min(answer.turn, len(FOUND)) - 1])
+        return Turn(messages="Higher." if int(guess[1]) < self.number else "Lower.", reward=0.0)

@@ -80,7 +80,7 @@ def test_a_path_closures_and_an_async_reward(tiny_model: Path, tmp_path: Path) -
     assert AutoTokenizer.from_pretrained(folder).encode("s1") == AutoTokenizer.from_pretrained(tiny_model).encode("s1")
     kept = load_config(tmp_path / "run" / "config.yaml")
     assert kept.config == trainer.job.config
-    sources = {line.split(":")[0].strip(): line.split("# ")[-1] for line in kept_lines(tmp_path)}
+    sources = {line.split(":")[0].strip(): line.split("# ")[-1] for line in reversed(kept_lines(tmp_path))}
     assert (sources["num_generations"], sources["temperature"]) == ("Python", "default")
     assert (sources["path"], sources["rewards"]) == ("Python", "Python")
     assert (tmp_path / "run" / "summary.md").read_text().startswith("# run: 2 steps")
