@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any
 
 from asyncgrpo.checkpoint.cadence import due
-from asyncgrpo.checkpoint.compare import config_hash
 from asyncgrpo.checkpoint.store import CheckpointStore
 from asyncgrpo.concurrency import deadline
 from asyncgrpo.config.sections import CheckpointSection
@@ -49,7 +48,7 @@ class Checkpoints:
 
     @property
     def needed_from(self) -> int | None:
-        """The step of the newest checkpoint, 0 before the first; None if there will be none."""
+        """The step of the newest checkpoint, 0 before the first; None if there is none and no setting asks for any."""
         return self._complete_step if self._section.is_on or self._complete_step else None
 
     async def after(self, step: int, background: asyncio.TaskGroup) -> None:
@@ -91,9 +90,7 @@ class Checkpoints:
             what = f"saving the checkpoint of step {step}"
             async with (
                 deadline(self._section.save_timeout, CheckpointError, f"{what} (checkpoint.save_timeout)"),
-                self._store.writing(
-                    step, incarnation=session.folder.incarnation, config_hash=config_hash(config)
-                ) as draft,
+                self._store.writing(step, incarnation=session.folder.incarnation) as draft,
             ):
                 await draft.run(lambda folder: (folder / LEARNER).mkdir())
                 await session.learner.save(draft.folder / LEARNER)

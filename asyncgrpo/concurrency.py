@@ -7,7 +7,7 @@ import contextvars
 import os
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
-from contextlib import asynccontextmanager, contextmanager, suppress
+from contextlib import asynccontextmanager, contextmanager
 from functools import partial
 from queue import SimpleQueue
 from typing import Any, TypeVar
@@ -131,9 +131,17 @@ def start_job(job: Callable[[], None]) -> None:
     worker.put(job)
 
 
-async def aside(work: Callable[[], T], *, linger: float = 0.0, abandon: Callable[[], None] = lambda: None) -> T:
+async def aside(
+    work: Callable[[], T],
+    *,
+    linger: float = 0.0,
+    abandon: Callable[[], None] = lambda: None,
+    unwanted: Callable[[T], None] = lambda result: None,
+) -> T:
     """Its result, from such a thread. Cancelling the wait calls `abandon`, waits up to `linger` seconds for the work to
-    end, lest it go on while others take back what it does, and then leaves the thread behind.
+    end, lest it go on while others take back what it does, and then leaves the thread behind; a result that nobody
+    waits for any more is given to `unwanted`, from whichever thread. What a future or a coroutine cannot raise as its
+    own, as StopIteration or SystemExit, is raised as RuntimeError.
 
     For what may hang where nothing can interrupt it, as a write to a dead disk: the threads of `asyncio.to_thread`
     would hold up the end of the process for as long.
@@ -142,16 +150,22 @@ async def aside(work: Callable[[], T], *, linger: float = 0.0, abandon: Callable
     done: asyncio.Future[T] = loop.create_future()
     context = contextvars.copy_context()
 
+    def deliver(tell: Callable[[], None], forget: Callable[[], None]) -> None:
+        (forget if done.done() else tell)()
+
     def run() -> None:
         tell: Callable[[], None]
+        forget: Callable[[], None] = lambda: None  # noqa: E731
         try:
             result = context.run(work)
         except BaseException as error:  # handed to whoever waits
-            tell = partial(done.set_exception, error)
+            tell = partial(done.set_exception, raisable(error))
         else:
-            tell = partial(done.set_result, result)
-        with suppress(RuntimeError):  # the loop is closed: nobody waits any more
-            loop.call_soon_threadsafe(lambda: None if done.done() else tell())
+            tell, forget = partial(done.set_result, result), partial(unwanted, result)
+        try:
+            loop.call_soon_threadsafe(deliver, tell, forget)
+        except RuntimeError:  # the loop is closed: nobody waits any more
+            forget()
 
     start_job(run)
     try:
@@ -159,10 +173,20 @@ async def aside(work: Callable[[], T], *, linger: float = 0.0, abandon: Callable
     except asyncio.CancelledError:
         abandon()
         await asyncio.wait({done}, timeout=linger)
-        if done.done() and not done.cancelled():
-            done.exception()  # nobody is left to be told
+        if done.done() and not done.cancelled() and done.exception() is None:
+            unwanted(done.result())
         done.cancel()
         raise
+
+
+def raisable(error: BaseException, said: str = "") -> Exception:
+    """The error; or a RuntimeError that it caused, if it would pass for one of who waits, or end more than the wait.
+    said: its own message."""
+    if isinstance(error, Exception) and not isinstance(error, StopIteration):
+        return error
+    ours = RuntimeError(f"raised {type(error).__name__} {said}".rstrip())
+    ours.__cause__ = error
+    return ours
 
 
 class Severable:

@@ -17,17 +17,29 @@
     ├── EnvironmentFailure     an environment or a tool raised, was late or answered nonsense: its sample has failed
     ├── LearnerError           the learner failed or its process ended
     ├── CheckpointError        one cannot be saved, or none can be resumed from
+    ├── EvaluationError        an evaluation took too long, or scored nothing
     ├── GuardError             a guard saw the run go wrong, and wants it to end or to go back
     └── StallError             nothing moved for longer than the configured deadline
 
 The command line prints `str(error)` on one line and exits with `exit_code`; a traceback is only for bugs.
 """
 
+from __future__ import annotations
+
+from typing import Self
+
 
 class AsyncGRPOError(Exception):
     """Base of all. The message names the offending value and the remedy."""
 
     exit_code = 1
+
+    def saying(self, message: str) -> Self:
+        """The same error with another message: of its type, which may take more than that to be made, and with all
+        that it carries."""
+        other = type(self).__new__(type(self), message)
+        other.__dict__.update(self.__dict__)
+        return other
 
 
 class ConfigError(AsyncGRPOError):
@@ -46,6 +58,8 @@ class EngineError(AsyncGRPOError):
     exit_code = 3
     engine: str | None = None
     """Name of the engine that failed a request; absent where it was none, or is gone."""
+    sent_at: float | None = None
+    """When that request was sent, by the monotonic clock."""
 
 
 class EngineStartError(EngineError):
@@ -94,6 +108,10 @@ class StallError(AsyncGRPOError):
 
 class CheckpointError(AsyncGRPOError):
     exit_code = 8
+
+
+class EvaluationError(AsyncGRPOError):
+    exit_code = 10
 
 
 class GuardError(AsyncGRPOError):

@@ -14,9 +14,9 @@ import logging
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
-from asyncgrpo.concurrency import run_until
+from asyncgrpo.concurrency import aside, deadline, run_until
 from asyncgrpo.config import RunConfig
-from asyncgrpo.errors import AsyncGRPOError, ConfigError
+from asyncgrpo.errors import AsyncGRPOError, ConfigError, RunFolderError
 from asyncgrpo.observe.files import write_text
 from asyncgrpo.observe.progress import Progress
 from asyncgrpo.observe.recorder import read_metrics
@@ -92,10 +92,12 @@ class Forecast:
 
     async def _state(self, make: Callable[[], Prediction], folder: RunFolder, progress: Progress) -> None:
         """Make it in a thread, write it down, say it."""
+        timeout = self._job.config.observe.write_timeout
         try:
-            prediction = await asyncio.to_thread(make)
-            self._made.append(prediction)
-            await asyncio.to_thread(self._write, folder)
+            async with deadline(timeout, RunFolderError, "predicting the run (observe.write_timeout)"):
+                prediction = await aside(make)
+                self._made.append(prediction)
+                await aside(lambda: self._write(folder))
         except Exception as error:  # the boundary of the invariant
             _log(error)
             return

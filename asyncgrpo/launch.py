@@ -27,6 +27,7 @@ from asyncgrpo.generation.spec import VLLM_MODULE
 from asyncgrpo.learning.objectives.remarks import remarks_on
 from asyncgrpo.observe.files import write_text
 from asyncgrpo.observe.logs import setup_logging
+from asyncgrpo.observe.model_card import write_model_card
 from asyncgrpo.observe.progress import Progress
 from asyncgrpo.observe.recorder import read_metrics
 from asyncgrpo.observe.run_folder import RunFolder
@@ -95,6 +96,7 @@ def run_job(
         if outcome.steps:
             forecast.hold_against(folder)
             progress.note(write_summary(folder, job.total_steps))
+            write_model_card(folder.model_dir, folder, job.config)
             outcome = replace(outcome, reward=read_metrics(folder.metrics_file)[-1]["reward_mean"])
     return outcome
 

@@ -39,6 +39,7 @@ from asyncgrpo.errors import (
     RewardError,
     StallError,
 )
+from asyncgrpo.evaluations import Evaluations
 from asyncgrpo.generation.blame import is_prompt_to_blame
 from asyncgrpo.generation.rollout import GroupCompletions, answer_once, generate_group
 from asyncgrpo.guards import Guards
@@ -103,6 +104,7 @@ class Orchestrator:
             self.guards.restore(saved.state["more"]["guards"])
         self.checkpoints = Checkpoints(session, parts, self.guards)
         self.alarms = Alarms(session, self.guards)
+        self.evaluations = Evaluations(session, contract.version, self._text_of)
         self.log = StepLog(session, contract, self.books)
         self.steps_done = contract.version
         self._failures_in_a_row: dict[str, set[tuple[str, int]]] = {reason: set() for _, reason in _FAILURES}
@@ -124,6 +126,7 @@ class Orchestrator:
         self.books.untrained(left)
         self.books.run_ended()
         await self.log.end(left)
+        await self.evaluations.at_the_end(self.steps_done, self.stop)
 
     def on_user_signal(self) -> None:
         """Go on, if a guard paused the run; else save a checkpoint after the step in hand."""
@@ -197,6 +200,7 @@ class Orchestrator:
         session, total = self.session, self.session.job.total_steps
         async with asyncio.TaskGroup() as background:
             publishing: asyncio.Task[None] | None = None
+            self.evaluations.after(self.steps_done, background, self.stop)
             for step in range(self.steps_done + 1, total + 1):
                 version = self.buffer.contract.version
                 with log_context(step=step, version=version):
@@ -218,6 +222,7 @@ class Orchestrator:
                     await self.alarms.heed(self.guards.after(record), self.stop)
                     if self.stop.is_set():
                         break
+                    self.evaluations.after(step, background, self.stop)
                     await self.checkpoints.after(step, background)
             await self.checkpoints.at_the_end(self.steps_done, background)
 
@@ -268,6 +273,7 @@ class Orchestrator:
 
     async def _publish(self, snapshot: Snapshot) -> None:
         """Load a version into every engine; slots of the groups that it consumed are free afterwards."""
+        await self.evaluations.until_allowed(snapshot.version)
         started = time.monotonic()
         report = await self.session.publisher.load(snapshot)
         for engine, seconds in report.paused_seconds.items():
@@ -294,4 +300,5 @@ class Orchestrator:
         doing = self.session.learner_time.state
         urgent = self.books.named(contract.blocking()[:1])
         flow = f"{contract.in_flight} groups in flight, {contract.buffered} in the buffer"
-        return f"learner {doing}, {flow}" + (f"; the oldest in flight is {urgent}" if urgent else "")
+        oldest = f"the oldest in flight is {urgent}" if urgent else ""
+        return "; ".join(filter(None, (f"learner {doing}, {flow}", oldest, self.evaluations.describe())))

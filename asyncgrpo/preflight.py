@@ -7,27 +7,27 @@ import math
 import socket
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 from asyncgrpo.config import RunConfig
+from asyncgrpo.config.adapter import with_adapter
 from asyncgrpo.config.resolve import Machine, locate_model, resolve
 from asyncgrpo.config.secrets import check_logins, secret_of
-from asyncgrpo.config.sections import RewardSection, RunSection, TrainingSection
+from asyncgrpo.config.sections import RunSection, TrainingSection
 from asyncgrpo.config.training_checks import check_warm_up
-from asyncgrpo.environments.building import Source, build_player, find_source
+from asyncgrpo.environments.building import find_source
 from asyncgrpo.environments.player import Player
 from asyncgrpo.errors import ConfigError, RunFolderError
+from asyncgrpo.evaluation.held_out import HeldOut, held_out
 from asyncgrpo.generation.spec import check_ports, check_vllm_installed
 from asyncgrpo.observe.run_folder import RunFolder, check_free
-from asyncgrpo.prompts.encoding import encode, load_tokenizer
+from asyncgrpo.observe.trackers import check_installed
+from asyncgrpo.playing import check_columns, player_of, reward_functions, with_tools
+from asyncgrpo.prompts.encoding import load_tokenizer
 from asyncgrpo.prompts.rows import load_rows
 from asyncgrpo.prompts.stream import PromptStream
-from asyncgrpo.rewards.decoding import decoder_of
-from asyncgrpo.rewards.functions import ENVIRONMENT_REWARD, RewardFunction, check_parameters
-from asyncgrpo.rewards.importing import OWN, from_config
-from asyncgrpo.types import PromptText
+from asyncgrpo.rewards.functions import RewardFunction
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,6 +44,8 @@ class Job:
     """Plays the turns of a sample; None: a sample is one completion."""
     vocab_size: int | None
     """Size of the model's output; None when its configuration is not here to be read."""
+    held_out: HeldOut | None = None
+    """What is evaluated beside the training, if anything is."""
 
 
 def prepare(
@@ -52,16 +54,17 @@ def prepare(
     rows: Any = None,
     rewards: Sequence[RewardFunction] | None = None,
     tokenizer: Any = None,
+    eval_rows: Any = None,
     machine: Machine | None = None,
     environment_factory: Callable[..., Any] | None = None,
     tools: Sequence[Callable[..., Any]] = (),
 ) -> Job:
     """Check a configuration and load what is light: rows, tokenizer, reward functions.
 
-    `rows`, `rewards`, `tokenizer`, `environment_factory` and `tools` are given by Python callers; absent, the
-    configuration names them. Without any reward, it is the environment's own.
+    `rows`, `rewards`, `tokenizer` and `eval_rows` are given by Python callers; absent, the configuration names them.
     Raises ConfigError, DataError or RunFolderError, each naming value and remedy.
     """
+    config = with_adapter(config)
     check_model_path(config.model.path)
     config = within_context(resolve(config, machine or Machine.here()))
     check_output_dir(config.run)
@@ -70,22 +73,19 @@ def prepare(
         check_vllm_installed()
     check_ports(config)
     check_metrics_port(config)
+    check_installed(config.observe.trackers)
     check_logins(config.engines.urls)
     secret_of(config.engines.api_key_env, "engines.api_key_env")
     secret_of(config.observe.metrics_token_env, "observe.metrics_token_env")
     source = find_source(config, environment_factory, tools)
     functions = reward_functions(config, source, rewards)
     checked_rows = load_rows(config, rows)
-    columns = set(checked_rows.column_names) - {config.data.prompt_column}
-    check_parameters(functions, columns if source is None else columns | {ENVIRONMENT_REWARD})
+    check_columns(functions, source, set(checked_rows.column_names) - {config.data.prompt_column})
     tokenizer = load_tokenizer(config) if tokenizer is None else tokenizer
     shown = with_tools(config, source)
     prompts = PromptStream(checked_rows, tokenizer, shown)
-    player = None
-    if source is not None:
-        source.check_columns(columns)
-        encoded = partial(_encode, tokenizer, shown)
-        player = build_player(source, shown, tokenizer, decoder_of(tokenizer), encoded, prompts.peek(1)[0])
+    player = player_of(source, shown, tokenizer, prompts.peek(1)[0])
+    context = model_setting(config, "max_position_embeddings")
     steps = total_steps(config, prompts.prompts_per_epoch)
     training = with_length(config.training, steps)
     return Job(
@@ -96,34 +96,8 @@ def prepare(
         total_steps=steps,
         player=player,
         vocab_size=model_setting(config, "vocab_size"),
+        held_out=held_out(config, tokenizer, functions, rows=eval_rows, context=context, source=source),
     )
-
-
-def reward_functions(
-    config: RunConfig, source: Source | None, given: Sequence[RewardFunction] | None = None
-) -> Sequence[RewardFunction]:
-    """Those given or configured; where there are none, the reward of the environment. Raises ConfigError."""
-    has_own = source is not None and source.may_reward
-    if not has_own and any(section.path == OWN for section in config.rewards):
-        which = (
-            f"the environment {source.name} has neither step nor get_reward" if source else "there is no environment"
-        )
-        raise ConfigError(f"rewards: path {OWN!r} is the environment's own reward, and {which}; name another reward")
-    if has_own and not (given or config.rewards):
-        return from_config((RewardSection(path=OWN),))
-    return from_config(config.rewards) if given is None else given
-
-
-def with_tools(config: RunConfig, source: Source | None) -> RunConfig:
-    """The configuration under which prompts are encoded: chat templates show the tools."""
-    if source is None or not source.tools:
-        return config
-    options = {**config.data.chat_template_kwargs, "tools": source.schemas}
-    return config.model_copy(update={"data": config.data.model_copy(update={"chat_template_kwargs": options})})
-
-
-def _encode(tokenizer: Any, config: RunConfig, prompt: PromptText, row: int) -> tuple[int, ...]:
-    return encode(prompt, tokenizer, config, row)
 
 
 def check_output_dir(run: RunSection) -> None:

@@ -82,12 +82,12 @@ class Training:
             raise error  # its group of engines and learner cannot be made anew
         logger.warning("going back to a checkpoint: %s", error)
         is_rollback = isinstance(error, GuardError)
-        is_wanted = _is_calm if is_rollback else _is_any
+        objection = _alarm if is_rollback else _none
         async with deadline(config.checkpoint.save_timeout, CheckpointError, f"{_READING} (checkpoint.save_timeout)"):
-            checkpoint, skipped = await aside(lambda: newest(session.folder, config, is_wanted))
+            checkpoint, skipped = await aside(lambda: newest(session.folder, config, objection))
         if checkpoint is None:
             passed_over = "".join(f"\n{note}" for note in skipped)
-            raise type(error)(
+            raise error.saying(
                 f"{error}\nthere is no checkpoint to go back to (checkpoint.* says when one is saved){passed_over}"
             ) from error
         if not is_rollback:
@@ -116,7 +116,7 @@ class Training:
             self._restarts, self._restarted_from = 0, step
         self._restarts += 1
         if self._restarts > self._session.job.config.learner.max_restarts:
-            raise type(error)(
+            raise error.saying(
                 f"{error}\nthe learner was started {self._restarts - 1} times from the checkpoint of step {step} "
                 "(learner.max_restarts)"
             ) from error
@@ -149,10 +149,11 @@ async def load_saved(session: Session, checkpoint: Checkpoint) -> Captured:
         return await aside(lambda: load(checkpoint.folder, job.prompts, allow_changed=config.run.allow_changes))
 
 
-def _is_any(checkpoint: Checkpoint) -> bool:
-    return True
+def _none(checkpoint: Checkpoint) -> None:
+    """Any checkpoint will do."""
 
 
-def _is_calm(checkpoint: Checkpoint) -> bool:
-    """No guard saw anything bad when it was saved."""
-    return bool(read(checkpoint.folder)["more"]["guards"]["is_calm"])
+def _alarm(checkpoint: Checkpoint) -> str | None:
+    """What went bad would do so again from there."""
+    calm = read(checkpoint.folder)["more"]["guards"]["is_calm"]
+    return None if calm else f"step {checkpoint.step}, when a guard saw something bad already"

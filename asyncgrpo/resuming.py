@@ -19,6 +19,7 @@ from asyncgrpo.checkpoint.store import Checkpoint
 from asyncgrpo.checkpoints import read_config, store_of
 from asyncgrpo.config import RunConfig
 from asyncgrpo.errors import CheckpointError, RunFolderError
+from asyncgrpo.observe.evaluations import kept_length
 from asyncgrpo.observe.recorder import read_metrics
 from asyncgrpo.observe.rewind import check_lengths, growing_files, rewind
 from asyncgrpo.observe.run_folder import RunFolder
@@ -92,27 +93,18 @@ def go_back(folder: RunFolder, checkpoint: Checkpoint, config: RunConfig) -> Non
     """
     lengths = read(checkpoint.folder)["lengths"]
     check_lengths(folder, lengths)
+    kept = {folder.evaluation_file.name: kept_length(folder.evaluation_file, checkpoint.step)}
     store_of(folder, config.checkpoint).set_aside_after(checkpoint.step)
-    for path in rewind(folder, lengths, checkpoint.step):
+    for path in rewind(folder, {**lengths, **kept}, checkpoint.step):
         logger.info("put aside: %s", path)
 
 
 def newest(
-    folder: RunFolder, config: RunConfig, is_wanted: Callable[[Checkpoint], bool] = lambda checkpoint: True
+    folder: RunFolder, config: RunConfig, objection: Callable[[Checkpoint], str | None] = lambda checkpoint: None
 ) -> tuple[Checkpoint | None, list[str]]:
-    """The newest complete checkpoint that is wanted, and why newer ones were passed over. Reads every byte."""
-    store = store_of(folder, config.checkpoint)
-    skipped = []
-    for step in store.steps():
-        try:
-            checkpoint = store.at(step)
-        except CheckpointError as error:
-            skipped.append(f"not resumed from: {error}")
-            continue
-        if is_wanted(checkpoint):
-            return checkpoint, skipped
-        skipped.append(f"not resumed from: step {step}, when a guard saw something bad already")
-    return None, skipped
+    """`CheckpointStore.newest` of a run, with notes of what was passed over."""
+    checkpoint, passed_over = store_of(folder, config.checkpoint).newest(objection)
+    return checkpoint, [f"not resumed from: {reason}" for reason in passed_over]
 
 
 def _choose(folder: RunFolder, config: RunConfig) -> tuple[Checkpoint, list[str]]:

@@ -16,9 +16,11 @@ from pathlib import Path
 from typing import Any
 
 from asyncgrpo.batches import StepBatches
+from asyncgrpo.concurrency import aside, deadline
 from asyncgrpo.config import RunConfig
 from asyncgrpo.config.loading import LoadedConfig, load_config, split_overrides
 from asyncgrpo.config.render import render_config
+from asyncgrpo.config.sections import RewardSection
 from asyncgrpo.errors import ConfigError, RunFolderError
 from asyncgrpo.learning.client import LearnerClient
 from asyncgrpo.observe.files import write_text
@@ -27,8 +29,8 @@ from asyncgrpo.observe.metrics import REPORTED_AS
 from asyncgrpo.observe.recorded_groups import read_trained_groups, recorded_steps
 from asyncgrpo.observe.recorder import Recorder, read_metrics
 from asyncgrpo.observe.run_folder import RunFolder
-from asyncgrpo.rewards.importing import from_config
-from asyncgrpo.types import StepReport
+from asyncgrpo.rewards.importing import OWN, from_config
+from asyncgrpo.types import Group, StepReport
 
 CHANGEABLE = ("run.output_dir", "lora.", "replay.", "objective.", "training.", "learner.", "observe.")
 """Settings that may differ from the run's: the others say how its data came about."""
@@ -100,7 +102,7 @@ async def _train(
     try:
         await learner.start()
         for step in steps:
-            groups = await asyncio.to_thread(read_trained_groups, source, step)
+            groups = await _read(source, step, config.observe.write_timeout)
             batch = batches.make(groups, step - 1)
             report = await learner.train(batch)
             batches.trained(groups, batch)
@@ -113,6 +115,12 @@ async def _train(
     return done
 
 
+async def _read(source: RunFolder, step: int, timeout: float) -> list[Group]:
+    what = f"reading the rollouts of step {step} (observe.write_timeout)"
+    async with deadline(timeout, RunFolderError, what):
+        return await aside(lambda: read_trained_groups(source, step))
+
+
 def _named(report: StepReport) -> dict[str, float]:
     return {REPORTED_AS.get(name, f"learner/{name}"): value for name, value in report.metrics.items()}
 
@@ -121,9 +129,10 @@ def _reward_weights(config: RunConfig) -> dict[str, float]:
     """Needed by one aggregation only; the functions themselves are not called again."""
     if config.objective.multi_objective_aggregation != "normalize_then_sum":
         return {}
-    if not config.rewards:
+    sections = config.rewards or ((RewardSection(path=OWN),) if config.environment.is_used else ())
+    if not sections:
         raise ConfigError(
             "objective.multi_objective_aggregation=normalize_then_sum needs each reward's weight, which a run from "
             "Python does not record; name the rewards in the run's config.yaml"
         )
-    return {function.name: function.weight for function in from_config(config.rewards)}
+    return {function.name: function.weight for function in from_config(sections)}

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
@@ -22,17 +22,18 @@ from asyncgrpo.generation.client import EngineClient
 from asyncgrpo.generation.pool import EnginePool
 from asyncgrpo.generation.server import ManagedEngine
 from asyncgrpo.generation.spec import VLLM_MODULE, EngineSpec, engine_specs
-from asyncgrpo.generation.startup import until_healthy
+from asyncgrpo.generation.startup import start_all
 from asyncgrpo.generation.supervisor import Supervisor
 from asyncgrpo.generation.verify import verify_settings, with_dtype_of
 from asyncgrpo.learning.client import LearnerClient
 from asyncgrpo.observe.engines import EngineNews
-from asyncgrpo.observe.metrics import GENERATION_STATES, LEARNER_STATES, RunMetrics
+from asyncgrpo.observe.metrics import GENERATION_STATES, LEARNER_STATES, EvaluationMetrics, RunMetrics
 from asyncgrpo.observe.progress import Progress
 from asyncgrpo.observe.recorder import Recorder
 from asyncgrpo.observe.run_folder import RunFolder
 from asyncgrpo.observe.server import MetricsServer
 from asyncgrpo.observe.timing import TimeAccount
+from asyncgrpo.observe.trackers import Trackers
 from asyncgrpo.preflight import Job
 from asyncgrpo.types import Completion
 from asyncgrpo.weights.probe import Agreement, probe
@@ -60,6 +61,7 @@ class Session:
     progress: Progress
     learner_time: TimeAccount
     generation_time: TimeAccount
+    trackers: Trackers = field(default_factory=Trackers)
 
     def adopt_incarnation(self) -> None:
         """Versions are the folder's present incarnation's: it has just been counted on."""
@@ -92,6 +94,8 @@ async def open_session(
         by_name = {client.name: client for client in clients}
         learner_time, generation_time = TimeAccount(LEARNER_STATES), TimeAccount(GENERATION_STATES)
         metrics = _metrics(job, folder, clients, learner_time)
+        trackers = Trackers.of(config, folder, metrics, progress)
+        stack.push_async_callback(trackers.close)
         server = await stack.enter_async_context(
             MetricsServer(
                 metrics.registry,
@@ -114,7 +118,7 @@ async def open_session(
         stack.push_async_callback(_stop_all, learner, managed)
         names = f"{len(clients)} engine{'s' if len(clients) > 1 else ''}"
         with progress.phase(f"starting {names} and the learner"):
-            await gather_all(_start_engines(managed, by_name), learner.start())
+            await gather_all(start_all(managed, by_name), learner.start())
         pool = EnginePool(clients)
         publisher = _publisher(job, folder, pool, transport, metrics)
         processes = {engine.spec.name: engine for engine in managed}
@@ -137,6 +141,7 @@ async def open_session(
             progress=progress,
             learner_time=learner_time,
             generation_time=generation_time,
+            trackers=trackers,
         )
 
 
@@ -155,6 +160,9 @@ def _metrics(job: Job, folder: RunFolder, clients: Sequence[EngineClient], learn
         rewards=[function.name for function in job.rewards],
         learner=learner_time,
     )
+    if (held_out := job.held_out) is not None:
+        names = [function.name for function in held_out.rewards]
+        metrics.evaluation = EvaluationMetrics(metrics.registry, names, held_out.ks)
     for client in clients:
         metrics.requests_in_flight.labels(client.name).set_function(partial(getattr, client, "open_requests"))
     return metrics
@@ -199,12 +207,6 @@ async def _stop_all(learner: LearnerClient, managed: Sequence[ManagedEngine]) ->
     await asyncio.gather(learner.stop(), *(engine.stop() for engine in managed))
 
 
-async def _start_engines(managed: Sequence[ManagedEngine], clients: Mapping[str, EngineClient]) -> None:
-    for engine in managed:
-        await engine.start()
-    await gather_all(*(until_healthy(clients[engine.spec.name], engine) for engine in managed))
-
-
 @asynccontextmanager
 async def _last_words(managed: Sequence[ManagedEngine], supervisor: Supervisor) -> AsyncIterator[None]:
     """A dying engine first shows as a failed request or publish, a hung one as a wait that was too long. Where the
@@ -217,7 +219,7 @@ async def _last_words(managed: Sequence[ManagedEngine], supervisor: Supervisor) 
         if not supervisor.has_begun and (death := await _first_death(managed)):
             raise death from error
         said = "".join(f"\n{engine.spec.name}: {engine.log_tail()}" for engine in managed)
-        raise type(error)(f"{error}{said}") from error
+        raise error.saying(f"{error}{said}") from error
 
 
 async def _first_death(managed: Sequence[ManagedEngine]) -> EngineError | None:

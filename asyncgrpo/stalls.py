@@ -73,4 +73,5 @@ def _engine(session: Session, name: str, version: int) -> str:
     state = f"serves version {served}" if name in pool.serving else f"gets no work, last served version {served}"
     if session.publisher.given(name) is None:
         state += f", a publish to it is under way or failed (the learner has version {version})"
-    return f"{name} at {client.shown_url} {state}; {client.open_requests} requests open"
+    tokens = pool.outstanding_tokens(name)
+    return f"{name} at {client.shown_url} {state}; {client.open_requests} requests open, {tokens} tokens leased"

@@ -56,7 +56,7 @@ class StepLog:
         Args:
             groups: The fresh ones, which come first in `batch`.
             untrained: Groups that ended untrained since the step before.
-            needed_from: Rollouts of this step and later ones are kept whatever the limits; None: of all.
+            needed_from: Rollouts of this step and later ones stay, whatever the limits; None: only the limits count.
         """
         news, step, version = self._books.collect(), int(record["step"] or 0), batch.version
         fresh = sum(len(group.samples) for group in groups)
@@ -75,6 +75,7 @@ class StepLog:
 
         await self._on_disk(f"step {step}", write)
         self._session.progress.step(record)
+        self._session.trackers.step(record)
 
     async def end(self, left: Sequence[Untrained]) -> None:
         """Write down what no step will any more. Raises as `step`."""

@@ -41,6 +41,7 @@ _ARGUMENTS = (
     "reward_funcs",
     "args",
     "train_dataset",
+    "eval_dataset",
     "processing_class",
     "tools",
     "environment_factory",
@@ -50,7 +51,6 @@ _NOT_YET = f"{_ABSENT}; leave it out"
 _INSTEAD = {
     "peft_config": "set lora_r, lora_alpha and lora_target_modules in AsyncGRPOConfig instead",
     "callbacks": f"{_NOT_YET}; metrics are served and written below output_dir",
-    "eval_dataset": _NOT_YET,
     "reward_processing_classes": f"{_NOT_YET}; wrap a reward model in a function",
     "optimizers": f"{_NOT_YET}; the optimiser is AdamW, see learning_rate and weight_decay",
     "rollout_func": f"{_ABSENT}; give an environment_factory, whose step() is asked after every answer",
@@ -63,7 +63,8 @@ _NOT_HERE = {
     "save_model": f"{_SAVED}, saved by train()",
     "push_to_hub": f"{_SAVED}: load it and push it from there",
     "state": "train() returns steps and reward; every step is a line of metrics.jsonl below output_dir",
-    "evaluate": f"{_ABSENT}; load final_model/ below output_dir and evaluate that",
+    "evaluate": "give eval_dataset, and train() evaluates before, after and every eval_steps; of a model alone: "
+    "`asyncgrpo evaluate MODEL CONFIG.yaml`",
     "predict": f"{_ABSENT}; load final_model/ below output_dir, in vLLM or transformers",
     "add_callback": f"{_ABSENT}; metrics are served and written below output_dir",
 }
@@ -84,6 +85,8 @@ class AsyncGRPOTrainer:
         tools: functions that the model may call, plain or async, with type hints and a docstring.
         environment_factory: makes the environment of a sample: see `asyncgrpo.environments.Environment`; or an object
             whose public methods are tools. Without `reward_funcs`, its own reward is the reward.
+        eval_dataset: held-out prompts, given like train_dataset, which train() evaluates on before, after and every
+            `eval_steps`; none when absent.
 
     Raises ConfigError, DataError or RunFolderError for what can be known to be wrong before a model loads.
     """
@@ -98,12 +101,14 @@ class AsyncGRPOTrainer:
         tools: Sequence[Callable[..., Any]] | None = None,
         environment_factory: Callable[..., Any] | None = None,
         *,
+        eval_dataset: Any = None,
         engine_module: str = VLLM_MODULE,
         **unknown: Any,
     ) -> None:
         with _python_names():
             _refuse(unknown)
-            self._prepare(model, reward_funcs, args, train_dataset, processing_class, tools or (), environment_factory)
+            turns = {"tools": tools or (), "environment_factory": environment_factory}
+            self._prepare(model, reward_funcs, args, train_dataset, processing_class, eval_dataset, turns)
         self._engine_module = engine_module
 
     def _prepare(
@@ -113,8 +118,8 @@ class AsyncGRPOTrainer:
         args: AsyncGRPOConfig | None,
         train_dataset: Any,
         processing_class: Any,
-        tools: Sequence[Callable[..., Any]],
-        environment_factory: Callable[..., Any] | None,
+        eval_dataset: Any,
+        turns: Mapping[str, Any],
     ) -> None:
         if not isinstance(args, AsyncGRPOConfig | None):
             raise ConfigError(
@@ -122,26 +127,19 @@ class AsyncGRPOTrainer:
             )
         self.args = args if args is not None else AsyncGRPOConfig()
         path = model if isinstance(model, str | os.PathLike) else self._saved(model, processing_class)
-        sections = {"model": {"path": os.fspath(path)}, **_named(train_dataset)}
+        sections = {"model": {"path": os.fspath(path)}, **_named(train_dataset), **_held_out(eval_dataset)}
+        eval_rows = None if "evaluation" in sections else eval_dataset
         rows = None if "data" in sections else train_dataset
         config = self.args.to_run_config(**sections)
         settings = self.args
-        has_own = reward_funcs is None and (tools or environment_factory)
         rewards = None
-        if not has_own:
+        if reward_funcs is not None or not any(turns.values()):
             rewards = from_callables(
                 reward_funcs or (), settings.reward_weights, settings.reward_timeout, settings.reward_on_error
             )
-        self.job = prepare(
-            config,
-            rows=rows,
-            rewards=rewards,
-            tokenizer=processing_class,
-            environment_factory=environment_factory,
-            tools=tools,
-        )
+        self.job = prepare(config, rows=rows, rewards=rewards, tokenizer=processing_class, eval_rows=eval_rows, **turns)
         given = {DOTTED[name] for name in settings.model_fields_set if name in DOTTED} | {"model.path", "rewards"}
-        given |= {"data.dataset"} if rows is None else set()
+        given |= {f"{section}.dataset" for section in ("data", "evaluation") if section in sections}
         self._config_text = render_config(from_python(config, given).settled(self.job.config))
 
     def __getattr__(self, name: str) -> NoReturn:
@@ -221,6 +219,14 @@ def _named(dataset: Any) -> dict[str, Any]:
         splits = ", ".join(map(repr, dataset)) or "none"
         raise ConfigError(f"train_dataset is a dict; give one split, as in dataset['train'] (it has {splits})")
     return {"data": {"dataset": os.fspath(dataset)}} if isinstance(dataset, str | os.PathLike) else {}
+
+
+def _held_out(dataset: Any) -> dict[str, Any]:
+    """The `evaluation` section of a held-out dataset that is named rather than given."""
+    if isinstance(dataset, Mapping):
+        names = ", ".join(map(repr, dataset)) or "none"
+        raise ConfigError(f"eval_dataset is a dict; one set is evaluated on: give one of {names}")
+    return {"evaluation": {"dataset": os.fspath(dataset)}} if isinstance(dataset, str | os.PathLike) else {}
 
 
 def _refuse(unknown: Mapping[str, Any]) -> None:

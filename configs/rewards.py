@@ -12,14 +12,6 @@ def repeats_numbers(completions, answer, **columns):
     return [_overlap(items, [str(number) for number in wanted]) for items, wanted in zip(found, answer, strict=True)]
 
 
-def gsm8k_correct(completions, answer, **columns):
-    """1 if the last number of the completion is the number after #### in the answer, else 0."""
-    return [
-        float(_last(_text(completion)) == _last(solution.rpartition("####")[2]))
-        for completion, solution in zip(completions, answer, strict=True)
-    ]
-
-
 def _overlap(found, wanted):
     same = 0
     while same < min(len(found), len(wanted)) and found[same] == wanted[same]:
@@ -30,8 +22,3 @@ def _overlap(found, wanted):
 def _text(completion):
     """Conversational prompts give a list with the assistant's message, plain ones a string."""
     return completion if isinstance(completion, str) else completion[-1]["content"]
-
-
-def _last(text):
-    numbers = re.findall(r"-?\d+(?:\.\d+)?", text.replace(",", ""))
-    return float(numbers[-1]) if numbers else None

@@ -9,4 +9,5 @@ bin=${ASYNCGRPO_VENV:-.venv}/bin
 "$bin/ruff" format --check .
 "$bin/mypy"
 "$bin/lint-imports" >/dev/null || "$bin/lint-imports"
-exec "$bin/python" -m pytest "$@"
+# Files side by side, one process per core up to four: each holds torch and a model, and more would need much memory.
+exec "$bin/python" -m pytest -n logical --maxprocesses 4 --dist loadfile "$@"

@@ -148,6 +148,42 @@ async def test_aside_gives_the_result_or_the_error_and_may_be_left_behind() -> N
     gate.set()
 
 
+@pytest.mark.parametrize("error", [StopIteration("x"), SystemExit(3), asyncio.CancelledError()])
+async def test_aside_raises_nothing_that_would_pass_for_its_callers(error: BaseException) -> None:
+    """A future refuses StopIteration: the wait would never end."""
+
+    def fails() -> None:
+        raise error
+
+    async with asyncio.timeout(5):
+        with pytest.raises(RuntimeError, match=f"raised {type(error).__name__}$") as caught:
+            await aside(fails)
+    assert caught.value.__cause__ is error
+
+
+async def test_a_result_that_comes_too_late_is_given_back() -> None:
+    gate, unwanted = threading.Event(), asyncio.Queue[str]()
+    loop = asyncio.get_running_loop()
+
+    def work() -> str:
+        gate.wait(20.0)
+        return "late"
+
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.05):
+            await aside(work, unwanted=lambda result: loop.call_soon_threadsafe(unwanted.put_nowait, result) and None)
+    assert unwanted.empty()
+    gate.set()
+    async with asyncio.timeout(5):
+        assert await unwanted.get() == "late"
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.05):
+            gate.clear()
+            loop.call_later(0.1, gate.set)
+            await aside(work, linger=5.0, unwanted=unwanted.put_nowait)
+    assert unwanted.get_nowait() == "late", "it came while it was lingered for"
+
+
 async def test_aside_lingers_for_what_it_has_begun() -> None:
     """Whoever cancels a write may next cut the file that it writes to."""
     gate, abandoned, ended = threading.Event(), threading.Event(), threading.Event()

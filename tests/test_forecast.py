@@ -1,7 +1,9 @@
 """A run says what it expects, and its summary says what came of that. Nothing of it can fail a run."""
 
 import asyncio
+import io
 import json
+import logging
 import re
 import shutil
 from pathlib import Path
@@ -11,6 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from disk_cases import hanging
 from run_cases import FAKE_ENGINE, Run, lengths, make_job, mean_token, run_config
 
 from asyncgrpo.config.loading import from_python
@@ -18,6 +21,7 @@ from asyncgrpo.config.render import render_config
 from asyncgrpo.errors import ConfigError
 from asyncgrpo.forecast import FEWEST_LEFT, STEADY_STEPS, Forecast
 from asyncgrpo.launch import run_job
+from asyncgrpo.observe.progress import Progress
 from asyncgrpo.observe.run_folder import RunFolder
 from asyncgrpo.testing.fake_engine import FakeEngine
 
@@ -148,6 +152,25 @@ async def test_a_run_that_cannot_be_compared_still_ends_well(former: Run, tiny_m
     )
     forecast.hold_against(RunFolder(tmp_path / "gone"))
     assert not (tmp_path / "gone").exists()
+
+
+async def test_a_disk_that_hangs_does_not_hold_up_the_end_of_the_run(
+    former: Run, tiny_model: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    copy = Path(shutil.copytree(former.path, tmp_path / "copy"))
+    config = run_config(
+        tiny_model, tmp_path, ["http://127.0.0.1:9"], training={"max_steps": 20}, observe={"write_timeout": 0.2}
+    )
+    forecast = Forecast(make_job(config))
+
+    async def training() -> None:
+        forecast.on_step(FIRST)
+
+    with hanging(copy / "rollouts" / "step_000002.parquet"), Progress(20, io.StringIO()) as progress:
+        async with asyncio.timeout(20):
+            with caplog.at_level(logging.INFO, "asyncgrpo.forecast"):
+                await forecast.beside(training(), RunFolder(copy), progress)
+    assert "not predicted: predicting the run (observe.write_timeout) took longer than 0.2 s" in caplog.text
 
 
 @pytest.mark.parametrize("spoil", ["table", "column", "metrics", "config"])

@@ -15,7 +15,7 @@ SCRIPTS = Path(__file__).resolve().parents[1] / "scripts" / "benchmarks"
 sys.path.insert(0, str(SCRIPTS))
 
 from kill_judge import judge, left_behind  # noqa: E402
-from kills import Findings  # noqa: E402
+from kills import Ending, Findings, Kill  # noqa: E402
 
 pytestmark = pytest.mark.slow
 
@@ -108,3 +108,23 @@ def test_one_bad_figure_is_enough_to_fail() -> None:
     assert Findings(kills=50).are_good
     for bad in ({"hangs": 1}, {"orphans": 1}, {"identical": False}, {"refused": 1}, {"lost_prompts": 1}):
         assert not Findings(**bad).are_good
+
+
+@pytest.mark.parametrize(
+    ("ending", "counted"),
+    [
+        (Ending(-9, [Kill("rank", "steps"), Kill("orchestrator", "publish")]), {}),
+        (Ending(-9, [Kill("group", "start")]), {}),
+        (Ending(6, [Kill("engine", "steps"), Kill("rank", "end")]), {"ended_by_nonfatal": {"rank, end": 1}}),
+        (Ending(6, [Kill("rank", "steps"), Kill("group", "end")]), {"ended_by_nonfatal": {"rank, steps": 1}}),
+        (Ending(6, [Kill("orchestrator", "end")]), {"refused": 1}),
+        (Ending(6), {"refused": 1}),
+        (Ending(-9), {"refused": 1}),
+        (Ending(-9, has_hung=True), {"hangs": 1}),
+        (Ending(-9, [Kill("rank", "steps")], has_hung=True), {"hangs": 1}),
+    ],
+)
+def test_an_end_is_told_by_what_brought_it(ending: Ending, counted: dict[str, Any]) -> None:
+    findings = Findings()
+    assert (findings.count_end(ending) is None) is not bool(counted)
+    assert findings == Findings(**counted)

@@ -49,6 +49,15 @@ def test_a_good_configuration_passes_and_leaves_nothing(files: Path) -> None:
     assert sorted(path for path in files.iterdir() if path.name != "__pycache__") == before
 
 
+def test_built_in_rewards_know_the_run(files: Path) -> None:
+    rewards = "--rewards=[{path: soft_overlong, arguments: {soft_punish_cache: 10}}, {path: accuracy, timeout: 10, "
+    rewards += "arguments: {answer_column: answer}}]"
+    overrides = [rewards, "--generation.max_completion_length=40"]
+    length, accuracy = prepare(load_config(files / "run.yaml", overrides).config, machine=HERE).rewards
+    assert length.call(completion_ids=[[1] * 35]) == [-0.5]
+    assert (accuracy.name, getattr(accuracy.call, "call_timeout", None)) == ("accuracy", 8.0)
+
+
 BAD: list[tuple[str, type[AsyncGRPOError], str]] = [
     ("--data.prompt_column=question", DataError, r"question.*(answer|prompt)"),
     ("--data.dataset=FOLDER/empty.jsonl", DataError, "no rows|empty"),
@@ -58,6 +67,14 @@ BAD: list[tuple[str, type[AsyncGRPOError], str]] = [
     ("--training.learning_rat=1", ConfigError, "did you mean training.learning_rate"),
     ("--training.learning_rate=fast", ConfigError, 'training.learning_rate = "fast".*expected a number'),
     ("--training.lr_scheduler_type=cosnie", ConfigError, "training.lr_scheduler_type.*cosnie.*cosine"),
+    ("--rewards=[{path: acuracy}]", ConfigError, "reward 'acuracy': expected .*; did you mean accuracy"),
+    ("--rewards=[{path: accuracy}]", ConfigError, "'accuracy' needs 'solution', .*; its other columns are: answer"),
+    ("--rewards=[{path: repetition, arguments: {ngram_size: 0}}]", ConfigError, "ngram_size = 0: expected more than 0"),
+    (
+        "--rewards=[{path: soft_overlong, arguments: {soft_punish_cache: 300}}]",
+        ConfigError,
+        "soft_punish_cache=300 is more than max_completion_length=256",
+    ),
     ("--generation.num_generations=1", ConfigError, "generation.num_generations"),
     ("--generation.temperature=3", ConfigError, "generation.temperature"),
     ("--training.num_minibatches=3", ConfigError, r"groups_per_step=8 does not divide .*valid: \[1, 2, 4, 8\]"),

@@ -1,10 +1,13 @@
 """Training once more from what a run recorded: the same to the last bit, or another objective on the same data."""
 
 import json
+import shutil
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
+from disk_cases import hanging
 from run_cases import FAKE_ENGINE, make_job, run_config
 from safetensors.numpy import load_file
 
@@ -14,8 +17,9 @@ from asyncgrpo.config.render import render_config
 from asyncgrpo.errors import ConfigError, RunFolderError
 from asyncgrpo.launch import run_job
 from asyncgrpo.observe.recorded_groups import read_trained_groups, recorded_steps
+from asyncgrpo.observe.recorder import rollout_file
 from asyncgrpo.observe.run_folder import RunFolder
-from asyncgrpo.retraining import load_rerun, retrain
+from asyncgrpo.retraining import RetrainedStep, load_rerun, retrain
 
 
 @pytest.fixture(scope="module")
@@ -82,6 +86,18 @@ def test_a_damaged_rollout_file_is_named(recorded: RunFolder, tmp_path: Path) ->
         recorded_steps(RunFolder(tmp_path / "elsewhere"))
 
 
+def test_a_disk_that_hangs_ends_the_replay(recorded: RunFolder, tmp_path: Path) -> None:
+    copy = RunFolder(shutil.copytree(recorded.path, tmp_path / "copy"))
+    with ExitStack() as stack:
+
+        def hang(step: RetrainedStep) -> None:
+            stack.enter_context(hanging(rollout_file(copy, step.step + 1)))
+
+        late = r"reading the rollouts of step 2 \(observe\.write_timeout\) took longer than 5 s"
+        with pytest.raises(RunFolderError, match=late):
+            again(copy, tmp_path, "--observe.write_timeout=5", on_step=hang)
+
+
 def test_the_command_says_whether_it_came_out_the_same(
     recorded: RunFolder, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -97,7 +113,18 @@ def test_the_command_says_whether_it_came_out_the_same(
     assert "the first is step 1" in said or "the first is step 2" in said
 
 
-def test_the_command_fails_when_an_unchanged_run_comes_out_differently(recorded: RunFolder, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("changes", "code"),
+    [
+        (["--run.output_dir={out}"], 1),
+        (["--run.output_dir", "{out}"], 1),
+        (["--run.output_dir={out}", "--observe.log_level=debug"], 1),
+        (["--run.output_dir={out}", "--training.max_grad_norm", "0.01"], 0),
+    ],
+)
+def test_the_command_fails_when_an_unchanged_run_comes_out_differently(
+    recorded: RunFolder, tmp_path: Path, changes: list[str], code: int
+) -> None:
     copy = tmp_path / "copy"
     copy.mkdir()
     for name in ("config.yaml", "rollouts"):
@@ -105,4 +132,5 @@ def test_the_command_fails_when_an_unchanged_run_comes_out_differently(recorded:
     records = [json.loads(line) for line in recorded.metrics_file.read_text().splitlines()]
     records[1]["loss"] += 1e-9
     (copy / "metrics.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
-    assert main(["replay", str(copy), "--steps", "2", f"--run.output_dir={tmp_path / 'out'}"]) == 1
+    words = [word.format(out=tmp_path / "out") for word in changes]
+    assert main(["replay", str(copy), "--steps", "2", *words]) == code

@@ -159,12 +159,13 @@ async def test_a_running_engine_that_is_started_anew_by_others_is_taken_back(
             anew.model.scramble()
             await stack.enter_async_context(anew)
             anew.core.version = f"{session.folder.incarnation}:-1"
-            while anew.core.version.endswith(":-1") or "engine-0" not in session.pool.serving:
-                assert not running.done(), await running
-                await asyncio.sleep(0.01)
-            back_at = session.pool.versions["engine-0"]
-            assert back_at is not None
-            await reached(orchestrator, orchestrator.steps_done + 4)
+            for _ in range(2):  # a publish may mend it before an answer of the garbage comes, which ends it once more
+                while anew.core.version.endswith(":-1") or "engine-0" not in session.pool.serving:
+                    assert not running.done(), await running
+                    await asyncio.sleep(0.01)
+                back_at = session.pool.versions["engine-0"]
+                assert back_at is not None
+                await reached(orchestrator, orchestrator.steps_done + 4)
             assert session.pool.serving == ["engine-0", "engine-1"]
             orchestrator.stop.set()
             await running

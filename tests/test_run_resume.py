@@ -26,6 +26,7 @@ from asyncgrpo.launch import Outcome, run_job
 from asyncgrpo.observe.ledger_file import read_ledger
 from asyncgrpo.observe.run_folder import RunFolder
 from asyncgrpo.retraining import load_rerun, retrain
+from asyncgrpo.run_state import read
 from asyncgrpo.testing.fake_engine import FakeEngine
 
 SHORT = {"num_generations": 4, "max_completion_length": 12, "request_timeout": 20.0}
@@ -103,11 +104,13 @@ def test_a_failed_run_goes_on_from_its_last_checkpoint(tiny_model: Path, tmp_pat
         train(tiny_model, tmp_path, reward=FailsAt(9), starts_engine=True, **sections)
     assert len(Run(tmp_path).steps) >= 5  # 3 slots of one group each
     assert (tmp_path / "run" / "checkpoints" / "step-00000004" / "manifest.json").is_file()
+    newest = max((tmp_path / "run" / "checkpoints").glob("step-*"))
+    lost = read(newest)["contract"]["in_flight"]
     outcome = train(tiny_model, tmp_path, starts_engine=True, **sections)
     assert (outcome.steps, outcome.interrupted) == (10, False)
     source = check_history(tmp_path, 10, groups_per_step=1)
     assert source.incarnation.endswith(".1")
-    assert any(entry.reason == "resumed" for entry in read_ledger(source.ledger_file))
+    assert sum(entry.reason == "resumed" for entry in read_ledger(source.ledger_file)) == len(lost)
 
 
 def test_a_stopped_run_goes_on_where_it_was(tiny_model: Path, tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import pyarrow.parquet as pq
 import pytest
 from run_cases import FAKE_ENGINE, HERE, Run, engine_beside, run_config
 from safetensors.numpy import load_file
@@ -19,6 +20,7 @@ from asyncgrpo.config.render import render_config
 from asyncgrpo.environments import Answer, Turn
 from asyncgrpo.errors import ConfigError, EnvironmentFailure, RewardError
 from asyncgrpo.launch import Outcome, run_job
+from asyncgrpo.observe.evaluations import read_evaluations
 from asyncgrpo.observe.ledger_file import read_ledger
 from asyncgrpo.observe.run_folder import RunFolder
 from asyncgrpo.preflight import Job, prepare
@@ -28,6 +30,7 @@ from asyncgrpo.rewards.functions import from_callables
 from asyncgrpo.testing.tiny import END, make_tokenizer
 
 TOKENIZER = make_tokenizer()
+SHORT = {"timeout": 30.0}
 END_ID = int(TOKENIZER.convert_tokens_to_ids(END))
 ROWS = [{"prompt": [{"role": "user", "content": f"Guess {i}."}], "number": i % 10} for i in range(24)]
 
@@ -55,7 +58,13 @@ class Guessing:
 
 
 def job_of(
-    model: Path, folder: Path, urls: Sequence[str] = (), factory: Any = Guessing, reward: Any = None, **sections: Any
+    model: Path,
+    folder: Path,
+    urls: Sequence[str] = (),
+    factory: Any = Guessing,
+    reward: Any = None,
+    eval_rows: Any = None,
+    **sections: Any,
 ) -> Job:
     base: dict[str, Any] = {
         "generation": {"num_generations": 4, "max_completion_length": 150, "request_timeout": 20.0},
@@ -68,7 +77,7 @@ def job_of(
         base[name] = base.get(name, {}) | values
     rewards = None if reward is None else from_callables(reward)
     config = run_config(model, folder, urls, **base)
-    return prepare(config, rows=ROWS, rewards=rewards, environment_factory=factory, machine=HERE)
+    return prepare(config, rows=ROWS, rewards=rewards, environment_factory=factory, eval_rows=eval_rows, machine=HERE)
 
 
 def train(model: Path, folder: Path, **settings: Any) -> Outcome:
@@ -186,6 +195,51 @@ def test_a_prompt_whose_environment_fails_comes_again_and_is_given_up(tiny_model
     assert run.steps[-1]["groups_reissued/environment"] >= 1
     log = (tmp_path / "run" / "logs" / "orchestrator.log").read_text()
     assert "(prompt 0-3) failed: environment Rainy, prompt 0-3, turn 2: step: OSError: it rains" in log
+
+
+class Twice:
+    """Two answers, whatever they are; the reward is the row's number. Of number 3 it fails."""
+
+    def reset(self, number: int) -> None:
+        self.number = number
+
+    def step(self, answer: Answer) -> Turn:
+        if self.number == 3 and answer.turn == 2:
+            raise OSError("it rains")
+        return Turn(messages="Again.", done=answer.turn == 2, reward=self.number / 2)
+
+
+def test_held_out_prompts_are_played_as_those_of_training(tiny_model: Path, tmp_path: Path) -> None:
+    held_out = [{"prompt": [{"role": "user", "content": f"Say {i}."}], "number": i} for i in (1, 2, 3, 6)]
+    evaluation = {"eval_steps": 2, "num_generations_eval": 2, **SHORT}
+    sections: dict[str, Any] = {"evaluation": evaluation, "generation": {"max_failed_groups": 100}}
+    train(tiny_model, tmp_path, factory=Twice, eval_rows=held_out, **sections)
+    records = read_evaluations(tmp_path / "run" / "evaluation.jsonl")
+    assert [record["step"] for record in records] == [0, 2, 4]
+    for record in records:
+        assert record["reward_mean"] == record["reward_mean/environment"] == pytest.approx(3.0)
+        assert record["prompt_rewards"] == [1.0, 2.0, None, 6.0]
+        assert (record["samples"], record["samples_failed"]) == (6, 2)
+        assert (record["version_min"], record["version_max"]) == (record["step"], record["step"])
+    rows = pq.read_table(tmp_path / "run" / "rollouts" / "eval_000002.parquet").to_pylist()
+    for row in rows:
+        given = [token for token, mark in zip(row["token_ids"], row["sampled"], strict=True) if not mark]
+        assert TOKENIZER.decode(given) == "\n<|im_start|>user\nAgain.<|im_end|>\n<|im_start|>assistant\n"
+
+
+def test_held_out_rows_need_what_the_environment_does(tiny_model: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"^evaluation.dataset: environment Guessing: reset needs 'number', which"):
+        job_of(tiny_model, tmp_path, eval_rows=[{"prompt": ROWS[0]["prompt"]}], evaluation=SHORT)
+    own: dict[str, Any] = {"rewards": ["environment"], **SHORT}
+    held_out = job_of(tiny_model, tmp_path, eval_rows=ROWS, evaluation=own).held_out
+    assert held_out is not None and [function.name for function in held_out.rewards] == ["environment"]
+    with pytest.raises(ConfigError, match="is the environment's own reward, and there is no environment"):
+        job_of(tiny_model, tmp_path, factory=None, eval_rows=ROWS, evaluation=own, reward=len)
+    limits = {"evaluation": {"max_completion_length": 40, **SHORT}, "data": {"max_prompt_length": 100}}
+    job = job_of(tiny_model, tmp_path, eval_rows=ROWS, **limits)
+    assert job.held_out is not None and job.held_out.player is not None and job.player is not None
+    assert (job.player.limits.max_tokens, job.held_out.player.limits.max_tokens) == (150, 40)
+    assert job.held_out.player.calls is job.player.calls, "one limit on calls at the same time"
 
 
 class Broken(Guessing):

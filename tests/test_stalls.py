@@ -67,7 +67,7 @@ async def test_a_step_that_hangs_is_named_then_ended(tiny_model: Path, tmp_path:
     assert "report = await session.learner.train(batch)" in text
     assert "0 groups in flight; 2 in the buffer; 4 of 4 slots held" in text
     assert "engine-0 at http://127.0.0.1:" in text
-    assert "serves version 0; 0 requests open" in text
+    assert "serves version 0; 0 requests open, 0 tokens leased" in text
 
 
 async def test_a_reward_that_hangs_is_named_with_its_prompt(tiny_model: Path, tmp_path: Path) -> None:

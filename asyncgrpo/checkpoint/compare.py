@@ -7,7 +7,6 @@ formats, and the rules by which groups are taken. What only rounds differently i
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
@@ -17,7 +16,7 @@ from asyncgrpo.config.names import FIELDS
 from asyncgrpo.config.sections import RewardSection
 from asyncgrpo.errors import ConfigError
 
-__all__ = ["FREE", "MEANING", "Difference", "check_resumable", "config_hash", "differences"]
+__all__ = ["FREE", "MEANING", "Difference", "check_resumable", "differences"]
 
 Kind = Literal["free", "meaning"]
 
@@ -30,6 +29,7 @@ FREE: frozenset[str] = frozenset().union(
     _keys("run", "output_dir resume allow_changes plan_from"),
     # A model may be moved: weights that stay are recognised by the learner, the tokenizer by the next prompt.
     _keys("model", "path attn_implementation trust_remote_code"),
+    _keys("lora", "lora_adapter"),  # likewise: its first weights only matter to a reference, which the learner knows
     _keys("rewards", "timeout on_error"),
     _keys("generation", "request_timeout max_attempts group_timeout max_prompt_failures max_failed_groups"),
     _keys(
@@ -43,11 +43,17 @@ FREE: frozenset[str] = frozenset().union(
     _keys("training", "num_train_epochs gradient_checkpointing max_skipped_updates"),
     _keys("learner", "mode devices token_budget start_timeout step_timeout max_restarts"),
     _keys("weights", "transport shared_memory_dir publish_timeout publish_concurrency probe probe_tolerance"),
+    _keys(
+        "evaluation",
+        "dataset dataset_config dataset_split max_prompts eval_strategy eval_steps eval_on_start num_generations_eval "
+        "temperature max_completion_length rewards pass_reward pass_threshold max_concurrency one_version timeout "
+        "save_samples",
+    ),
     _keys("checkpoint", "save_steps save_minutes save_total_limit keep_every save_timeout"),
     _keys(
         "observe",
         "metrics_host metrics_port metrics_token_env save_rollouts rollouts_keep_steps rollouts_max_gib write_timeout "
-        "stall_report_seconds log_level",
+        "trackers project run_name tracker_timeout stall_report_seconds log_level",
     ),
     _keys(
         "guards",
@@ -61,14 +67,14 @@ FREE: frozenset[str] = frozenset().union(
 MEANING: frozenset[str] = frozenset().union(
     _keys("run", "seed"),
     _keys("model", "dtype"),
-    _keys("lora", "lora_r lora_alpha lora_dropout lora_target_modules"),
+    _keys("lora", "lora_r lora_alpha lora_dropout lora_target_modules lora_modules_to_save"),
     _keys(
         "data",
         "dataset dataset_config dataset_split prompt_column system_prompt shuffle_dataset max_prompt_length "
         "chat_template_kwargs",
     ),
-    _keys("rewards", "path weight name"),
     _keys("environment", "path arguments tools tool_parser max_turns turn_rewards"),
+    _keys("rewards", "path arguments weight name"),
     _keys(
         "generation",
         "num_generations max_completion_length temperature top_p top_k min_p stop_token_ids num_extra_generations "
@@ -141,11 +147,6 @@ def check_resumable(found: Sequence[Difference], *, override: str, allowed: bool
         f"resuming with other settings would change what is trained:\n{lines}\nset them back, start a new run, or give "
         f"{override}"
     )
-
-
-def config_hash(config: RunConfig) -> str:
-    """Of all settings, free ones included: equal exactly if there is no difference."""
-    return hashlib.sha256(json.dumps(config.model_dump(mode="json"), sort_keys=True).encode()).hexdigest()
 
 
 def _settings(old: Mapping[str, Any]) -> Iterable[str]:

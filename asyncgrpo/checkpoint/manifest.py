@@ -11,7 +11,6 @@ import json
 import os
 import re
 import stat
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -19,7 +18,7 @@ from typing import Any, BinaryIO
 
 from asyncgrpo.observe.files import write_text
 
-__all__ = ["MANIFEST", "Damaged", "Manifest", "check", "read_manifest", "take_stock", "write_manifest"]
+__all__ = ["MANIFEST", "Damaged", "Lost", "Manifest", "check", "read_manifest", "take_stock", "write_manifest"]
 
 MANIFEST = "manifest.json"
 FORMAT = 1
@@ -27,7 +26,11 @@ CHUNK = 2**22
 
 
 class Damaged(Exception):
-    """A folder is no complete checkpoint. The message says why, without the folder's name."""
+    """A folder is no complete checkpoint, as far as one can read now. The message says why, without its name."""
+
+
+class Lost(Damaged):
+    """A file of it is missing or has another size: that does not pass, as an error of reading may."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,21 +45,11 @@ class Manifest:
     step: int
     """Steps taken, which is the policy version."""
     incarnation: str
-    config_hash: str
-    saved_at: float
-    """Seconds since 1970."""
     files: Mapping[str, FileRecord]
     """By path below the folder, with `/`."""
 
-    @property
-    def bytes(self) -> int:
-        """Of all files."""
-        return sum(record.size for record in self.files.values())
 
-
-def take_stock(
-    folder: Path, *, step: int, incarnation: str, config_hash: str, alive: Callable[[], None] = lambda: None
-) -> Manifest:
+def take_stock(folder: Path, *, step: int, incarnation: str, alive: Callable[[], None] = lambda: None) -> Manifest:
     """Read every file of a folder, and have it on disk at return. `alive` is called between chunks and may raise.
 
     Raises OSError, and ValueError for what is no plain file: a link's target would not be part of the checkpoint.
@@ -66,7 +59,7 @@ def take_stock(
         with open(folder / name, "rb") as file:
             records[name] = FileRecord(os.fstat(file.fileno()).st_size, _sha256(file, alive))
             os.fsync(file.fileno())
-    return Manifest(step=step, incarnation=incarnation, config_hash=config_hash, saved_at=time.time(), files=records)
+    return Manifest(step=step, incarnation=incarnation, files=records)
 
 
 def write_manifest(folder: Path, manifest: Manifest) -> None:
@@ -76,19 +69,17 @@ def write_manifest(folder: Path, manifest: Manifest) -> None:
         "step": manifest.step,
         "version": manifest.step,
         "incarnation": manifest.incarnation,
-        "config_hash": manifest.config_hash,
-        "saved_at": manifest.saved_at,
         "files": {name: {"size": record.size, "sha256": record.sha256} for name, record in manifest.files.items()},
     }
     write_text(folder / MANIFEST, json.dumps({**body, "checksum": _checksum(body)}, indent=1) + "\n")
 
 
 def read_manifest(folder: Path) -> Manifest:
-    """Raises Damaged."""
+    """Raises Damaged, and Lost if there is none."""
     try:
         text = (folder / MANIFEST).read_text(encoding="utf-8")
     except FileNotFoundError:
-        raise Damaged(f"has no {MANIFEST}") from None
+        raise Lost(f"has no {MANIFEST}") from None
     except (OSError, UnicodeDecodeError) as error:
         raise Damaged(f"{MANIFEST} cannot be read: {error}") from error
     try:
@@ -104,7 +95,7 @@ def read_manifest(folder: Path) -> Manifest:
 
 
 def check(folder: Path, manifest: Manifest, *, hashes: bool = True) -> None:
-    """Compare a folder with its manifest: sizes, and checksums unless told not to. Raises Damaged.
+    """Compare a folder with its manifest: sizes, and checksums unless told not to. Raises Damaged, of which Lost.
 
     Files that the manifest does not name are ignored.
     """
@@ -113,11 +104,11 @@ def check(folder: Path, manifest: Manifest, *, hashes: bool = True) -> None:
             with open(folder / name, "rb") as file:
                 size = os.fstat(file.fileno()).st_size
                 if size != record.size:
-                    raise Damaged(f"{name} has {size} bytes, {record.size} were written")
+                    raise Lost(f"{name} has {size} bytes, {record.size} were written")
                 if hashes and _sha256(file) != record.sha256:
                     raise Damaged(f"{name} is not what was written: its checksum differs")
-        except FileNotFoundError:
-            raise Damaged(f"{name} is missing") from None
+        except (FileNotFoundError, NotADirectoryError):
+            raise Lost(f"{name} is missing") from None
         except OSError as error:
             raise Damaged(f"{name} cannot be read: {error.strerror or error}") from error
 
@@ -133,8 +124,6 @@ def _manifest(body: Mapping[str, Any]) -> Manifest:
     return Manifest(
         step=int(body["step"]),
         incarnation=str(body["incarnation"]),
-        config_hash=str(body["config_hash"]),
-        saved_at=float(body["saved_at"]),
         files=files,
     )
 

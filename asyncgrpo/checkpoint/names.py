@@ -15,7 +15,7 @@ import re
 import secrets
 from collections.abc import Collection
 
-__all__ = ["aside_name", "parse_aside", "parse_rewound", "parse_step", "rewound_name", "step_name", "to_keep"]
+__all__ = ["aside_name", "parse_aside", "parse_rewound", "parse_step", "rewound_name", "step_name", "to_remove"]
 
 _STEP = re.compile(r"step-(\d{8,})")
 _ASIDE = re.compile(r"\.step-(\d{8,})\.(tmp|old|gone)-[0-9a-f]{8}")
@@ -55,7 +55,19 @@ def parse_rewound(name: str) -> int | None:
     return int(match[1]) if match else None
 
 
-def to_keep(steps: Collection[int], keep_last: int | None, keep_every: int | None) -> set[int]:
-    """The newest `keep_last` (None: all), and every step that `keep_every` divides."""
-    newest = sorted(steps, reverse=True)[:keep_last]
-    return {*newest, *(step for step in steps if keep_every and step % keep_every == 0)}
+def to_remove(
+    steps: Collection[int],
+    *,
+    complete: Collection[int],
+    lost: Collection[int],
+    keep_last: int | None,
+    keep_every: int | None,
+) -> set[int]:
+    """Of `steps`, those that `keep_last` (None: any number of) newer complete ones outdo, and those that are lost; but
+    never one that `keep_every` divides."""
+
+    def is_outdone(step: int) -> bool:
+        return keep_last is not None and sum(other > step for other in complete) >= keep_last
+
+    removable = (step for step in steps if not (keep_every and step % keep_every == 0))
+    return {step for step in removable if step in lost or is_outdone(step)}

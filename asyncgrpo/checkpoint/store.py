@@ -3,8 +3,6 @@
 Invariant: a folder named step-… was complete, and on disk, when it got that name. It is filled under another name,
 every file is read back, hashed and synced, then the manifest, then the directories; the rename comes last. Whatever
 stops this on the way, a full disk or a kill, leaves the former checkpoints as they were.
-
-The newest is by the number of its step, never by the order of names or by time.
 """
 
 from __future__ import annotations
@@ -19,9 +17,9 @@ from collections.abc import AsyncIterator, Callable, Collection, Iterable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
 
-from asyncgrpo.checkpoint.manifest import Damaged, Manifest, check, read_manifest, take_stock, write_manifest
+from asyncgrpo.checkpoint.manifest import Damaged, Lost, Manifest, check, read_manifest, take_stock, write_manifest
 from asyncgrpo.checkpoint.names import (
     aside_name,
     parse_aside,
@@ -29,13 +27,13 @@ from asyncgrpo.checkpoint.names import (
     parse_step,
     rewound_name,
     step_name,
-    to_keep,
+    to_remove,
 )
 from asyncgrpo.concurrency import aside
 from asyncgrpo.errors import CheckpointError, RunFolderError
 from asyncgrpo.observe.files import sync_directory
 
-__all__ = ["Checkpoint", "CheckpointStore", "Draft", "Found", "Skipped"]
+__all__ = ["Checkpoint", "CheckpointStore", "Draft"]
 
 logger = logging.getLogger(__name__)
 
@@ -52,22 +50,6 @@ class Checkpoint:
     @property
     def step(self) -> int:
         return self.manifest.step
-
-
-class Skipped(NamedTuple):
-    """A folder that cannot be resumed from."""
-
-    step: int
-    reason: str
-
-    def __str__(self) -> str:
-        return f"{step_name(self.step)} {self.reason}"
-
-
-class Found(NamedTuple):
-    checkpoint: Checkpoint | None
-    skipped: list[Skipped]
-    """Newer ones than `checkpoint`, the newest first."""
 
 
 class _Abandoned(Exception):
@@ -89,36 +71,42 @@ class CheckpointStore:
         self._keep_last, self._keep_every = keep_last, keep_every
 
     def steps(self) -> list[int]:
-        """Of all checkpoints, complete or not, the newest first."""
+        """Of all checkpoints, complete or not, the newest first: by number, never by the order of names or by time."""
         return sorted((step for name in self._names() if (step := parse_step(name)) is not None), reverse=True)
 
-    def newest_complete(self, *, hashes: bool = True) -> Found:
-        """The newest that its manifest bears out, and why newer ones do not count. Reads every byte, unless `hashes`
-        is off: then only sizes are compared."""
-        skipped: list[Skipped] = []
-        for step in self.steps():
-            try:
-                return Found(self._open(step, hashes), skipped)
-            except Damaged as error:
-                skipped.append(Skipped(step, str(error)))
-        return Found(None, skipped)
-
-    def at(self, step: int, *, hashes: bool = True) -> Checkpoint:
-        """The one of a step. Raises CheckpointError when it is not there or not complete."""
+    def at(self, step: int) -> Checkpoint:
+        """The one of a step. Reads every byte. Raises CheckpointError when it is not there or not complete."""
         try:
-            return self._open(step, hashes)
+            return self._open(step, hashes=True)
         except Damaged as error:
             there = ", ".join(map(str, self.steps())) or "none"
             raise CheckpointError(f"{self.folder / step_name(step)} {error}; checkpoints here: {there}") from error
 
+    def newest(
+        self, objection: Callable[[Checkpoint], str | None] = lambda checkpoint: None
+    ) -> tuple[Checkpoint | None, list[str]]:
+        """The newest complete one without an objection, and why newer ones were passed over. Reads every byte."""
+        passed_over = []
+        for step in self.steps():
+            try:
+                checkpoint = self.at(step)
+            except CheckpointError as error:
+                passed_over.append(str(error))
+                continue
+            reason = objection(checkpoint)
+            if reason is None:
+                return checkpoint, passed_over
+            passed_over.append(reason)
+        return None, passed_over
+
     @asynccontextmanager
-    async def writing(self, step: int, *, incarnation: str, config_hash: str) -> AsyncIterator[Draft]:
+    async def writing(self, step: int, *, incarnation: str) -> AsyncIterator[Draft]:
         """A folder to fill, which becomes the checkpoint of `step` by `commit`. Without one, or when the block raises,
         nothing of it is left.
 
         Raises CheckpointError when the disk refuses, in `commit` or in the block.
         """
-        draft = Draft(self, step, incarnation, config_hash)
+        draft = Draft(self, step, incarnation)
         try:
             await draft._in_thread(draft._make)
             yield draft
@@ -154,7 +142,7 @@ class CheckpointStore:
             sync_directory(self.folder)
         return renamed
 
-    def _open(self, step: int, hashes: bool) -> Checkpoint:
+    def _open(self, step: int, *, hashes: bool) -> Checkpoint:
         folder = self.folder / step_name(step)
         manifest = read_manifest(folder)
         if manifest.step != step:
@@ -178,11 +166,10 @@ class CheckpointStore:
 
     def _prune(self, newest: int, keep: Collection[int]) -> None:
         """What cannot be removed costs space, not the run."""
-        complete = [step for step in self.steps() if self._is_complete(step)]
-        kept = to_keep(complete, self._keep_last, self._keep_every) | set(keep)
+        outdated = self._outdated() - set(keep)
         for name in self._names():
             step, aside, rewound = parse_step(name), parse_aside(name), parse_rewound(name)
-            is_pruned = step is not None and step < newest and step not in kept
+            is_pruned = step is not None and step < newest and step in outdated
             is_outdone = (aside is not None and aside[1] != "tmp") or (rewound is not None and rewound <= newest)
             if not (is_pruned or is_outdone):
                 continue
@@ -195,19 +182,27 @@ class CheckpointStore:
             except OSError as error:
                 logger.warning("cannot remove %s: %s", self.folder / name, error)
 
-    def _is_complete(self, step: int) -> bool:
-        try:
-            self._open(step, hashes=False)
-        except Damaged:
-            return False
-        return True
+    def _outdated(self) -> set[int]:
+        """Steps to remove. One that cannot be read now, or is not understood, is not counted on, nor removed for it:
+        it goes when it would have gone anyway."""
+        steps, complete, lost = self.steps(), [], []
+        for step in steps:
+            try:
+                self._open(step, hashes=False)
+            except Lost:
+                lost.append(step)
+            except Damaged as error:
+                logger.warning("%s %s", self.folder / step_name(step), error)
+            else:
+                complete.append(step)
+        return to_remove(steps, complete=complete, lost=lost, keep_last=self._keep_last, keep_every=self._keep_every)
 
 
 class Draft:
     """A checkpoint in the making."""
 
-    def __init__(self, store: CheckpointStore, step: int, incarnation: str, config_hash: str) -> None:
-        self._store, self._step, self._incarnation, self._config_hash = store, step, incarnation, config_hash
+    def __init__(self, store: CheckpointStore, step: int, incarnation: str) -> None:
+        self._store, self._step, self._incarnation = store, step, incarnation
         self._abandoned = threading.Event()
         self.folder = store.folder / aside_name(step, "tmp")
         """To be filled with plain files and folders, by any process of this host."""
@@ -235,7 +230,6 @@ class Draft:
             self.folder,
             step=self._step,
             incarnation=self._incarnation,
-            config_hash=self._config_hash,
             alive=self._check_alive,
         )
         write_manifest(self.folder, manifest)

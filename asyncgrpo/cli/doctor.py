@@ -11,10 +11,14 @@ from collections.abc import Callable, Iterator, Sequence
 from importlib.metadata import version
 from typing import Any
 
+from rich.console import Console
+from rich.text import Text
+
 from asyncgrpo.cli.checks import live, machine, run_checks
 from asyncgrpo.cli.checks.check import Check
 from asyncgrpo.cli.checks.dry_call import reward_calls
 from asyncgrpo.config import RunConfig
+from asyncgrpo.config.adapter import with_adapter
 from asyncgrpo.config.loading import load_config
 from asyncgrpo.errors import ConfigError
 
@@ -43,6 +47,8 @@ RUN_CHECKS: tuple[Callable[[RunConfig], Check], ...] = (
     run_checks.former_run,
 )
 
+_STYLES = {"ok": "green", "warn": "yellow", "fail": "bold red"}
+
 LIVE_CHECKS: tuple[Callable[[RunConfig], Check], ...] = (live.engines_and_publish,)
 
 
@@ -68,8 +74,11 @@ def run(arguments: argparse.Namespace, overrides: Sequence[str]) -> int:
     what = "this machine" if arguments.config is None else f"this machine and {arguments.config}"
     print(f"asyncgrpo {version('asyncgrpo')}: checking {what}", flush=True)  # the first checks take a while
     failed = False
+    console = Console(highlight=False, soft_wrap=True)
     for check in examine(arguments.config, overrides, is_quick=arguments.quick):
-        print(check, flush=True)
+        text = Text(str(check))
+        text.stylize(_STYLES[check.status], 0, len(check.status))
+        console.print(text)
         failed = failed or check.status == "fail"
     return int(failed)
 
@@ -78,7 +87,7 @@ def examine(path: str | None, overrides: Sequence[str], *, is_quick: bool = Fals
     """All checks that make sense, in order."""
     failed = False
     try:
-        config = load_config(path, overrides).config
+        config = with_adapter(load_config(path, overrides).config)
     except ConfigError as error:
         yield from (Check("config", "fail", line, "`asyncgrpo config` prints every setting") for line in _lines(error))
         path, config = None, RunConfig()

@@ -13,6 +13,9 @@ if TYPE_CHECKING:
 SHOWN = 5
 """Metrics of one step that are named when they differ."""
 
+WITHOUT_EFFECT = ("run.output_dir", "observe.")
+"""Settings that no number depends on."""
+
 
 def add(commands: Any) -> None:
     """Register the command with argparse."""
@@ -33,6 +36,7 @@ def add(commands: Any) -> None:
 
 def run(arguments: argparse.Namespace, overrides: Sequence[str]) -> int:
     """Train and compare. Returns 1 if an unchanged configuration gave other numbers. Raises AsyncGRPOError."""
+    from asyncgrpo.config.loading import split_overrides
     from asyncgrpo.observe.run_folder import RunFolder
     from asyncgrpo.retraining import load_rerun, retrain
 
@@ -46,7 +50,7 @@ def run(arguments: argparse.Namespace, overrides: Sequence[str]) -> int:
     print(f"run folder {loaded.config.run.output_dir}")
     if arguments.json:
         print(json.dumps({"steps": len(steps), "differing_steps": len(differing), "identical": not differing}))
-    is_changed = any(not override.startswith("--run.output_dir") for override in overrides)
+    is_changed = any(not key.startswith(WITHOUT_EFFECT) for key, _ in split_overrides(overrides))
     return 1 if differing and not is_changed else 0
 
 

@@ -31,6 +31,7 @@ TRAINER_ARGUMENTS = {
     "data.dataset": "train_dataset",
     "environment.path": "environment_factory",
     "environment.tools": "tools",
+    "evaluation.dataset": "eval_dataset",
 }
 """Given to a trainer under these names, so without a flat one. (So are `rewards`, as `reward_funcs`.)"""
 
@@ -43,6 +44,7 @@ _RENAMED = {
     "objective.importance_sampling_correction": "vllm_importance_sampling_correction",
     "objective.importance_sampling_cap": "vllm_importance_sampling_clip_max",
     "objective.importance_sampling_min": "vllm_importance_sampling_clip_min",
+    "observe.trackers": "report_to",
     # Names that mean something only beside their section.
     "engines.devices": "vllm_devices",
     "engines.dtype": "vllm_dtype",
@@ -53,6 +55,18 @@ _RENAMED = {
     "learner.mode": "learner_mode",
     "weights.transport": "weights_transport",
     "checkpoint.keep_every": "save_keep_every",
+    "evaluation.dataset_config": "eval_dataset_config",
+    "evaluation.dataset_split": "eval_dataset_split",
+    "evaluation.max_prompts": "eval_max_prompts",
+    "evaluation.temperature": "eval_temperature",
+    "evaluation.max_completion_length": "eval_max_completion_length",
+    "evaluation.rewards": "eval_rewards",
+    "evaluation.pass_reward": "eval_pass_reward",
+    "evaluation.pass_threshold": "eval_pass_threshold",
+    "evaluation.max_concurrency": "eval_max_concurrency",
+    "evaluation.one_version": "eval_one_version",
+    "evaluation.timeout": "eval_timeout",
+    "evaluation.save_samples": "eval_save_samples",
     "environment.arguments": "environment_arguments",
     "environment.max_concurrency": "environment_concurrency",
     "environment.step_timeout": "environment_timeout",
@@ -78,13 +92,13 @@ _WITHOUT_COUNTERPART = """
     dataloader_num_workers dataloader_persistent_workers dataloader_pin_memory dataloader_prefetch_factor ddp_backend
     ddp_broadcast_buffers ddp_bucket_cap_mb ddp_find_unused_parameters ddp_static_graph ddp_timeout debug deepspeed
     disable_tqdm do_eval do_predict do_train ds3_gather_for_generation enable_jit_checkpoint eval_accumulation_steps
-    eval_delay eval_do_concat_batches eval_on_start eval_use_gather_object fork_threshold_tokens fp16_full_eval fsdp
+    eval_do_concat_batches eval_use_gather_object fork_threshold_tokens fp16_full_eval fsdp
     fsdp_config full_determinism generation_kwargs greater_is_better hub_always_push hub_model_id hub_private_repo
     hub_revision hub_strategy hub_token ignore_data_skip include_for_metrics include_num_input_tokens_seen label_names
     label_smoothing_factor length_column_name liger_kernel_config load_best_model_at_end local_rank
     log_completions_hub_repo log_level_replica log_multimodal log_on_each_node log_unique_prompts logging_first_step
     logging_nan_inf_filter lr_scheduler_kwargs metric_for_best_model neftune_noise_alpha num_completions_to_print
-    optim_args optim_target_modules pad_to_multiple_of parallelism_config prediction_loss_only project
+    optim_args optim_target_modules pad_to_multiple_of parallelism_config prediction_loss_only
     ref_model_mixup_alpha ref_model_sync_steps restore_callback_states_from_checkpoint router_aux_loss_coef
     save_on_each_node save_only_model skip_memory_metrics tf32 torch_compile_backend torch_compile_mode
     torch_empty_cache_steps trackio_bucket_id trackio_space_id trackio_static_space_id
@@ -125,8 +139,6 @@ ELSEWHERE: dict[str, str] = {
     "logging_steps": "every step is logged",
     "logging_strategy": "every step is logged",
     "logging_dir": "logs are written below <run.output_dir>",
-    "report_to": "metrics are served on <observe.metrics_port> and written below <run.output_dir>",
-    "run_name": "the run is named by <run.output_dir>",
     "overwrite_output_dir": "a run never overwrites; choose another <run.output_dir>",
     "repetition_penalty": f"{_NOT_YET}: the learner could not reproduce the engine's log-probabilities",
     "sync_ref_model": f"{_NOT_YET}; the reference model is the initial one",
@@ -136,11 +148,10 @@ ELSEWHERE: dict[str, str] = {
     ),
     "max_tool_calling_iterations": "use <environment.max_turns>, which counts answers: one more than calls",
     "save_strategy": "see <checkpoint.save_steps> and <checkpoint.save_minutes>",
-    "resume_from_checkpoint": _NOT_YET,
-    "eval_strategy": _NOT_YET,
-    "eval_steps": _NOT_YET,
-    "per_device_eval_batch_size": _NOT_YET,
-    "num_generations_eval": _NOT_YET,
+    "resume_from_checkpoint": "a run goes on by itself (see <run.resume>); trainer.train(resume_from_checkpoint=True) "
+    "insists on it",
+    "per_device_eval_batch_size": "requests of an evaluation are bounded by <evaluation.max_concurrency>",
+    "eval_delay": "see <evaluation.eval_on_start> and <evaluation.eval_steps>",
     "push_to_hub": f"{_NOT_YET}; the final model is written below <run.output_dir>",
     "optim": "the optimiser is AdamW; see <training.weight_decay> and <training.adam_beta1>",
     "use_cpu": "use <learner.devices> and <engines.devices>",

@@ -67,7 +67,8 @@ def _max_model_len(config: RunConfig) -> int | None:
     longest_prompt = config.data.max_prompt_length
     if config.engines.max_model_len is not None or longest_prompt is None:
         return config.engines.max_model_len
-    return longest_prompt + max(config.generation.max_completion_length, PROBE_TOKENS)
+    evaluated = config.evaluation.max_completion_length or 0
+    return longest_prompt + max(config.generation.max_completion_length, evaluated, PROBE_TOKENS)
 
 
 def _devices(config: RunConfig, machine: Machine) -> tuple[tuple[str, ...], tuple[str, ...]]:

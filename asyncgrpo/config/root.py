@@ -9,11 +9,12 @@ from pydantic import model_validator
 
 from asyncgrpo.config.devices import check_devices
 from asyncgrpo.config.environment import EnvironmentSection
+from asyncgrpo.config.evaluation import EvaluationSection
 from asyncgrpo.config.guards import GuardsSection
 from asyncgrpo.config.objective import ObjectiveSection
 from asyncgrpo.config.objective_checks import check_objective
 from asyncgrpo.config.replay_checks import check_replay
-from asyncgrpo.config.secrets import masked
+from asyncgrpo.config.secrets import has_unsafe_login, masked_url
 from asyncgrpo.config.section import Section
 from asyncgrpo.config.sections import (
     BufferSection,
@@ -53,6 +54,7 @@ class RunConfig(Section):
     training: TrainingSection = TrainingSection()
     learner: LearnerSection = LearnerSection()
     weights: WeightsSection = WeightsSection()
+    evaluation: EvaluationSection = EvaluationSection()
     guards: GuardsSection = GuardsSection()
     checkpoint: CheckpointSection = CheckpointSection()
     observe: ObserveSection = ObserveSection()
@@ -102,12 +104,17 @@ class RunConfig(Section):
                 f"{last}, and they end at {LAST_PORT}"
             )
         for url in engines.urls:
+            if has_unsafe_login(url):
+                raise ValueError(
+                    f"engines.urls: {masked_url(url)!r} has one of / ? # \\ or a blank before its last @; write them "
+                    "percent-encoded in a login (%2F %3F %23 %5C %20), and an @ that ends no login as %40"
+                )
             if not _is_http(url):
-                raise ValueError(f"engines.urls: {masked(url)!r} is not a URL; write http://host:8000")
+                raise ValueError(f"engines.urls: {masked_url(url)!r} is not a URL; write http://host:8000")
             if engines.api_key_env is not None and urlsplit(url).username is not None:
                 raise ValueError(
-                    f"engines.urls: {masked(url)!r} has a login, and engines.api_key_env={engines.api_key_env} names a "
-                    "key; a request carries one of them; leave one out"
+                    f"engines.urls: {masked_url(url)!r} has a login, and engines.api_key_env={engines.api_key_env} "
+                    "names a key; a request carries one of them; leave one out"
                 )
         return self
 
@@ -190,12 +197,23 @@ class RunConfig(Section):
     def _lengths_fit(self) -> Self:
         limit = self.engines.max_model_len
         needed = self.generation.max_completion_length + (self.data.max_prompt_length or 1)
+        longest = self.evaluation.max_completion_length or 0
+        if limit is not None and limit <= longest:
+            raise ValueError(
+                f"engines.max_model_len={limit} leaves no room for a prompt beside evaluation.max_completion_length="
+                f"{longest}; raise the one or lower the other"
+            )
         if limit is not None and limit < needed:
             raise ValueError(
                 f"engines.max_model_len={limit} is shorter than data.max_prompt_length + "
                 f"generation.max_completion_length = {needed}; raise it to {needed} or leave it out, or lower one of "
                 "the two"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _evaluations_measure_something(self) -> Self:
+        self.evaluation.check()
         return self
 
     @model_validator(mode="after")

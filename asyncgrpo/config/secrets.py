@@ -9,10 +9,13 @@ from urllib.parse import urlsplit
 
 from asyncgrpo.errors import ConfigError
 
-__all__ = ["MASK", "check_logins", "masked", "secret_of"]
+__all__ = ["MASK", "check_logins", "has_unsafe_login", "masked", "masked_url", "secret_of"]
 
 MASK = "***"
-_LOGIN = re.compile(r"(\b[a-z][a-z0-9+.-]*://)[^/?#\s'\"]+@", re.IGNORECASE)
+_LOGIN = re.compile(r"(\b[a-z][a-z0-9+.-]*://)[^/?#\s]+@", re.IGNORECASE)
+_URL_LOGIN = re.compile(r"^(\s*[^:/?#]*:/*).*@", re.DOTALL)
+_UNSAFE = re.compile(r"[/?#\\\s]")
+"""What ends a login or is lost in it, so that the rest would be read as something else."""
 _PARAMETER = re.compile(r"([?&](?:[\w-]*(?:token|key|secret|password|signature))=)[^&#\s'\"]+", re.IGNORECASE)
 
 
@@ -22,6 +25,18 @@ def masked(text: str) -> str:
     Example: `http://user:word@host:8000/x?api_key=1` becomes `http://***@host:8000/x?api_key=***`.
     """
     return _PARAMETER.sub(rf"\g<1>{MASK}", _LOGIN.sub(rf"\g<1>{MASK}@", text))
+
+
+def masked_url(url: str) -> str:
+    """As `masked`, of a text that is one URL and nothing else: all up to its last `@` is taken for its login, however
+    wrongly that is written."""
+    return masked(_URL_LOGIN.sub(rf"\g<1>{MASK}@", url))
+
+
+def has_unsafe_login(url: str) -> bool:
+    """Its login, if all up to its last `@` is one, has characters that belong percent-encoded."""
+    before, at, _ = url.partition("://")[2].rpartition("@")
+    return bool(at) and _UNSAFE.search(before) is not None
 
 
 def check_logins(urls: Iterable[str]) -> None:

@@ -14,8 +14,14 @@ AtLeastTiny = Annotated[float, Field(ge=1e-30)]
 
 
 class Section(BaseModel):
-    """Unknown keys are refused; a built configuration never changes."""
+    """Unknown keys are refused; a built configuration never changes. Errors do not repeat values: they may hold
+    logins."""
 
     model_config = ConfigDict(
-        extra="forbid", frozen=True, allow_inf_nan=False, use_attribute_docstrings=True, protected_namespaces=()
+        extra="forbid",
+        frozen=True,
+        allow_inf_nan=False,
+        use_attribute_docstrings=True,
+        protected_namespaces=(),
+        hide_input_in_errors=True,
     )

@@ -1,6 +1,6 @@
 """The sections of a run's configuration, one class each. A field's docstring is its `--help` and its documentation.
 
-Field names are unique over all sections (but for those named in `flat.py`), so that the flat Python class and the
+Field names are unique over all sections (but for those named in `names.py`), so that the flat Python class and the
 sections in YAML are one thing with one mapping.
 """
 
@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, field_serializer
 
 from asyncgrpo.config.objective import ObjectiveSection as ObjectiveSection
-from asyncgrpo.config.secrets import masked
+from asyncgrpo.config.secrets import masked_url
 from asyncgrpo.config.section import AtLeastTiny, Fraction, PathText
 from asyncgrpo.config.section import Section as Section
 from asyncgrpo.types import InFlight
@@ -21,6 +21,7 @@ LARGEST_WEIGHT = 1e6
 
 Seconds = PositiveFloat
 OnRewardError = Literal["stop", "drop_group"]
+Tracker = Literal["tensorboard", "trackio", "wandb"]
 RewardWeight = Annotated[float, Field(ge=-LARGEST_WEIGHT, le=LARGEST_WEIGHT)]
 LARGEST_SEED = 2**31 - 1
 """vLLM hands it to NumPy, which takes 32 bits; engine k gets the seed + k."""
@@ -33,7 +34,7 @@ class RunSection(Section):
     """Folder of this run: configuration, metrics, rollouts, logs, checkpoints, final model."""
     resume: Literal["allow", "must", "never"] = "allow"
     """Go on from the checkpoint in output_dir if there is one, and begin anew if the run there was cut off before its
-    first (`auto`); or refuse a folder without one (`must`), or with anything in it (`never`)."""
+    first (`allow`); or refuse a folder without one (`must`), or with anything in it (`never`)."""
     allow_changes: bool = False
     """Resume although settings that change what is trained are other than the checkpoint's."""
     seed: Annotated[int, Field(ge=0, le=LARGEST_SEED)] = 42
@@ -45,7 +46,7 @@ class RunSection(Section):
 
 class ModelSection(Section):
     path: PathText = ""
-    """Folder in Hugging Face format, or a name on the hub."""
+    """Folder in Hugging Face format, or a name on the hub; or the folder of a LoRA adapter on such a model."""
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Type of the trained weights (the optimiser's master copy)."""
     attn_implementation: str = "packed"
@@ -56,13 +57,18 @@ class ModelSection(Section):
 
 class LoraSection(Section):
     lora_r: Annotated[int, Field(ge=0, le=65536)] = 0
-    """Rank of the adapters; 0 trains all weights."""
+    """Rank of the adapters; 0 trains all weights, or is that of lora_adapter."""
     lora_alpha: PositiveInt = 32
     """Scale: adapters are multiplied by lora_alpha / lora_r."""
     lora_dropout: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.0
     """Dropout before an adapter, in backward passes. Learner and engine then disagree, and anchors cost a pass more."""
     lora_target_modules: tuple[str, ...] | str = "all-linear"
     """Modules that get an adapter, as peft names them."""
+    lora_modules_to_save: tuple[str, ...] = ()
+    """Modules that are trained whole beside the adapters, as `lm_head`; not one end of embeddings tied to the head."""
+    lora_adapter: PathText | None = None
+    """Folder of a LoRA adapter, as peft saves it, to go on training: rank, scale and modules are then its own. The same
+    as naming it as model.path, where its base model lies elsewhere than it says."""
 
 
 class DataSection(Section):
@@ -86,7 +92,9 @@ class DataSection(Section):
 
 class RewardSection(Section):
     path: str
-    """`package.module:function`, or `file.py:function`; `environment` is the environment's own reward."""
+    """`package.module:function`, `file.py:function`, a built-in one as `accuracy`; `environment`: its own reward."""
+    arguments: dict[str, Any] = Field(default={})
+    """Given to a class as it is made, or to a function in every call (docs/rewards.md has those of built-in ones)."""
     weight: RewardWeight = 1.0
     """Factor of this reward in the sum."""
     name: str | None = None
@@ -169,7 +177,7 @@ class EnginesSection(Section):
     @field_serializer("urls", when_used="json")
     def _without_logins(self, urls: tuple[str, ...]) -> list[str]:
         """What is written down holds no secrets."""
-        return [masked(url) for url in urls]
+        return [masked_url(url) for url in urls]
 
     @property
     def managed_devices(self) -> tuple[str, ...]:
@@ -319,8 +327,17 @@ class ObserveSection(Section):
     """Rollout files of so many steps stay, the newest; those since the last checkpoint in any case. Absent: all."""
     rollouts_max_gib: PositiveFloat | None = None
     """Most that rollout files take, GiB: the oldest go; those since the last checkpoint stay. Absent: any amount."""
+    trackers: tuple[Tracker, ...] = ()
+    """Where every step's numbers go besides: `tensorboard`, `trackio`, `wandb`, each an extra of its name."""
+    project: Annotated[str, Field(min_length=1)] = "asyncgrpo"
+    """Project that trackio and wandb file the run under."""
+    run_name: str | None = None
+    """Its name there. Absent: that of the folder run.output_dir."""
+    tracker_timeout: Seconds = 60.0
+    """Seconds a tracker may take for a step until it is said, and all of them at the end; none ever holds up a step."""
     write_timeout: Seconds = 600.0
-    """Seconds that writing what a step did may take; a disk that hangs for longer ends the run."""
+    """Seconds that writing what a step did may take, or reading it for `asyncgrpo replay` or a prediction; a disk that
+    hangs for longer ends the run, or the replay; the prediction is left out."""
     stall_report_seconds: Seconds = 600.0
     """Seconds without a step, a group or a publish after which it is said what is waited for; half of
     buffer.stall_timeout, if that is less. Ends nothing."""

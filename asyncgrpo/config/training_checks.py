@@ -27,7 +27,7 @@ def check_warm_up(training: TrainingSection) -> None:
 def check_adapters(lora: LoraSection) -> None:
     """Whoever gives a setting of adapters wants adapters."""
     given = [name for name, field in LoraSection.model_fields.items() if getattr(lora, name) != field.default]
-    if given and not lora.lora_r:
+    if given and not lora.lora_r and lora.lora_adapter is None:
         raise ValueError(
             f"lora.{given[0]}={getattr(lora, given[0])} has no effect with lora.lora_r=0, which trains all weights; "
             "leave it out, or set lora.lora_r to the rank of the adapters, for example 16"

@@ -83,12 +83,21 @@ def _urls(value: Any) -> Any:
     return (value,) if isinstance(value, str) else value
 
 
+def _trackers(value: Any) -> Any:
+    """transformers takes one name, `none` and `all` as well."""
+    names = (value,) if isinstance(value, str) else value
+    if isinstance(names, list | tuple) and "all" in names:
+        raise ConfigError('report_to = "all": name those that you want, of tensorboard, trackio and wandb')
+    return () if names is None or names in (("none",), ["none"]) else names
+
+
 def _scale(value: Any) -> Any:
     """TRL takes false for none and true for group as well."""
     return {True: "group", False: "none"}[value] if isinstance(value, bool) else value
 
 
 _VALUES: dict[str, Callable[[Any], Any]] = {
+    "report_to": _trackers,
     "vllm_server_base_url": _urls,
     "scale_rewards": _scale,
     "chat_template_kwargs": lambda value: {} if value is None else value,

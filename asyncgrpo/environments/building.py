@@ -39,6 +39,8 @@ class Source:
     """What it makes, as far as that is known."""
     tools: Sequence[Tool]
     """Functions; those that are methods of the object come last."""
+    calls: Caller
+    """Of its methods: one limit on calls, whoever plays it."""
     methods: Sequence[str] = ()
 
     @property
@@ -73,13 +75,14 @@ def find_source(
     if factory is None and section.path is not None:
         factory = import_object(section.path, "environment", "class")
     runs = partial(Caller, concurrency=section.max_concurrency)
+    calls = runs(section.step_timeout, setting=_TIMEOUT)
     tools = [make_tool(function, runs(section.step_timeout, setting=_TIMEOUT)) for function in functions]
     tools += [
         make_tool(import_object(tool.path, "tool"), runs(tool.timeout, setting="its timeout"), tool.name)
         for tool in section.tools
     ]
     if factory is None:
-        return _unique(Source("of tools", None, None, tools)) if tools else None
+        return _unique(Source("of tools", None, None, tools, calls)) if tools else None
     name = section.path or str(getattr(factory, "__name__", type(factory).__name__))
     make = _bound(factory, section.arguments, name)
     told = factory if isinstance(factory, type) and factory is not VerifiersEnvironment else None
@@ -89,13 +92,13 @@ def find_source(
             raise ConfigError(
                 f"environment {name} has a step of its own, which tools would take the place of; give one"
             )
-        return Source(name, make, kind, ())
+        return Source(name, make, kind, (), calls)
     methods = tool_methods(kind)
     if not (methods or tools):
         raise ConfigError(f"environment {name} has neither step(answer) nor public methods for the model to call")
     run = runs(section.step_timeout, setting=_TIMEOUT)
     of_methods = [make_tool(_as_function(kind, method), run, method) for method in methods]
-    return _unique(Source(name, make, kind, [*tools, *of_methods], methods))
+    return _unique(Source(name, make, kind, [*tools, *of_methods], calls, methods))
 
 
 def build_player(
@@ -126,7 +129,7 @@ def build_player(
     return Player(
         name=source.name,
         make=partial(_instance, source, section.tool_parser),
-        calls=Caller(section.step_timeout, section.max_concurrency, _TIMEOUT),
+        calls=source.calls,
         join_chat=chat,
         join_text=TextJoin(tokenizer),
         encode=encode,

@@ -18,7 +18,7 @@ import aiohttp
 import msgspec
 
 from asyncgrpo.config import RunConfig
-from asyncgrpo.config.secrets import masked, secret_of
+from asyncgrpo.config.secrets import masked_url, secret_of
 from asyncgrpo.errors import EngineError, EngineSilent, EngineUnavailable
 from asyncgrpo.generation.http import ConnectFailed, Http, tls_of
 from asyncgrpo.generation.load import EngineLoad, generated_tokens, parse_load
@@ -45,7 +45,7 @@ class EngineClient:
     ) -> None:
         self.url = url.rstrip("/")
         """As it is reached; not for logs: it may hold a login."""
-        self.shown_url = masked(self.url)
+        self.shown_url = masked_url(self.url)
         self.name = name
         self.open_requests = 0
         """Generate requests without an answer yet."""

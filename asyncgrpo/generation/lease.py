@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import deque
 from collections.abc import Callable, Collection, Coroutine
 from dataclasses import dataclass, field
@@ -15,13 +16,15 @@ from asyncgrpo.generation.client import EngineClient
 T = TypeVar("T")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Suspect:
     """A group that failed on an engine, which has yet to show whether it fails others too."""
 
     since: float
     """Seconds of the monotonic clock."""
     engine_goes_on: asyncio.Future[bool]
+    looks_left: int
+    """Looks that the engine has to pass, to go on without being asked by others."""
 
     def judge(self, engine_goes_on: bool) -> None:
         if not self.engine_goes_on.done():
@@ -48,6 +51,8 @@ class Seat:
     suspects: dict[int, Suspect] = field(default_factory=dict)
     """Groups that failed here."""
     ejections: int = 0
+    left_at: float = float("-inf")
+    """When it was last ejected, by the monotonic clock."""
     last_pick: int = 0
     requests_of_leases: Severable = field(default_factory=Severable)
 
@@ -60,9 +65,18 @@ class Seat:
             if other != group and suspect.since <= sent_at:
                 suspect.judge(True)
 
+    def passed_look(self, begun_at: float) -> None:
+        """It is well, as far as a look that began then can tell."""
+        for suspect in self.suspects.values():
+            if suspect.since <= begun_at:
+                suspect.looks_left -= 1
+                if suspect.looks_left <= 0:
+                    suspect.judge(True)
+
     def left(self) -> None:
         """It is ejected."""
         self.ejections += 1
+        self.left_at = time.monotonic()
         self.strikes.clear()
         for suspect in self.suspects.values():
             suspect.judge(False)

@@ -18,7 +18,10 @@ _POLL_SECONDS = 0.02
 
 
 def kill_leftovers(session: int, seen: Iterable[psutil.Process]) -> None:
-    """Kill the session's processes and those of `seen` until none of them runs, for at most KILL_SECONDS."""
+    """Kill the session's processes and those of `seen` until none of them runs, for at most KILL_SECONDS.
+
+    The session's leader has ended, and was waited for.
+    """
     seen, until = set(seen), time.monotonic() + KILL_SECONDS
     while (left := [process for process in seen | _members(session) if _runs(process)]) and time.monotonic() < until:
         for process in left:
@@ -28,6 +31,8 @@ def kill_leftovers(session: int, seen: Iterable[psutil.Process]) -> None:
 
 
 def _members(session: int) -> set[psutil.Process]:
+    if psutil.pid_exists(session):  # a number is not given again while a session has it: this one is another's
+        return set()
     return {process for process in psutil.process_iter() if _session_of(process.pid) == session}
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable
 
 from asyncgrpo.config import RunConfig
@@ -25,7 +26,7 @@ FAILED_LOOKS = 3
 class Looks:
     """At one engine. given: name on the wire of the weights that it has, None while that changes. was_paused: whether
     it was paused at any time since the last call. set_limit: gets the most requests that it shall have open, None for
-    any number; at once, and whenever a look changes it.
+    any number; at once, and whenever a look changes it. passed: told of every look that finds it well, when that began.
     """
 
     def __init__(
@@ -35,8 +36,10 @@ class Looks:
         given: Callable[[], str | None],
         was_paused: Callable[[], bool],
         set_limit: Callable[[int | None], None],
+        passed: Callable[[float], None],
     ) -> None:
         self._client, self._given, self._was_paused, self._set_limit = client, given, was_paused, set_limit
+        self._passed = passed
         self._interval = config.engines.health_interval
         self._concurrency = _concurrency(config)
         setting = config.engines.max_concurrent_requests
@@ -48,6 +51,7 @@ class Looks:
         other weights than it was given. Returns the last failure."""
         failed = 0
         while True:
+            begun_at = time.monotonic()
             try:
                 await self._client.health()
                 await self._look_at_weights()
@@ -62,6 +66,7 @@ class Looks:
                     return error, "unwell"
             else:
                 failed = 0
+                self._passed(begun_at)
                 await self._look_at_load()
             await asyncio.sleep(self._interval)
 

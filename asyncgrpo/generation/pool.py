@@ -18,6 +18,7 @@ import secrets
 import time
 from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager
+from functools import partial
 
 from asyncgrpo.errors import AsyncGRPOError, EngineError, EngineRejected, EngineUnavailable, ForeignWeights
 from asyncgrpo.generation.client import EngineClient
@@ -70,6 +71,7 @@ class EnginePool:
             lease.end()
 
     def outstanding_tokens(self, engine: str) -> int:
+        """What its open leases may still ask for."""
         return self._seats[engine].outstanding
 
     def set_limit(self, engine: str, limit: int | None) -> None:
@@ -86,12 +88,12 @@ class EnginePool:
         A refused request (EngineRejected) is the request's fault. group: whose request; absent, one of its own.
         sent_at: when, by the monotonic clock; absent, just now.
         """
-        seat = self._seats[engine]
+        seat, sent_at = self._seats[engine], time.monotonic() if sent_at is None else sent_at
         if error is None:
             seat.strikes.clear()
-            seat.answered(group, time.monotonic() if sent_at is None else sent_at)
+            seat.answered(group, sent_at)
             return
-        error.engine = engine
+        error.engine, error.sent_at = engine, sent_at
         if isinstance(error, ForeignWeights):
             self.eject(engine, error, "foreign_weights")
         elif seat.state == "serving" and not isinstance(error, EngineRejected):
@@ -99,17 +101,22 @@ class EnginePool:
             if len(seat.strikes) >= STRIKES:
                 self.eject(engine, error)
 
-    async def goes_on(self, engine: str, group: int) -> bool:
-        """Wait until an engine that failed `group` answers what another group asks from now on (True), or is ejected
-        (False)."""
+    async def goes_on(self, engine: str, group: int, *, sent_at: float | None, looks: int) -> bool:
+        """Wait until an engine that failed `group` answers what another group asks from now on, or passes as many
+        looks (True), or is ejected (False). False also if it was since `sent_at`, whatever it does now."""
         seat = self._seats[engine]
-        if seat.state != "serving":
+        if seat.state != "serving" or (sent_at is not None and seat.left_at >= sent_at):
             return False
-        suspect = seat.suspects[group] = Suspect(time.monotonic(), asyncio.get_running_loop().create_future())
+        judged = asyncio.get_running_loop().create_future()
+        suspect = seat.suspects[group] = Suspect(time.monotonic(), judged, looks)
         try:
             return await suspect.engine_goes_on
         finally:
             seat.suspects.pop(group, None)
+
+    def passed_look(self, engine: str, begun_at: float) -> None:
+        """A look at an engine, begun at that time of the monotonic clock, found it well."""
+        self._seats[engine].passed_look(begun_at)
 
     def eject(self, engine: str, cause: AsyncGRPOError, reason: EjectionReason = "requests") -> None:
         """Give it no work; what it has of leases ends with EngineUnavailable."""
@@ -119,7 +126,7 @@ class EnginePool:
         seat.state, seat.cause = "ejected", cause
         seat.left()
         self.on_ejected(engine, cause, reason)
-        seat.requests_of_leases.sever(seat.unavailable)
+        seat.requests_of_leases.sever(partial(EngineUnavailable, str(seat.unavailable())))
         self._announce()
 
     def lose(self, engine: str, cause: AsyncGRPOError) -> None:

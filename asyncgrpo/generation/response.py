@@ -237,6 +237,8 @@ def _versions(choice: _Choice, length: int, incarnation: str) -> np.ndarray:
             versions[span.start : span.end] = decode_version(span.version, incarnation)
         except ValueError as error:
             raise _Foreign(f"tokens of a foreign policy: {error}; publish a version before generating") from None
+        except OverflowError:
+            raise _Foreign(f"tokens of a foreign policy: no run has a version like {span.version[:40]!r}") from None
     return versions
 
 

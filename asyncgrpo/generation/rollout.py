@@ -102,7 +102,7 @@ class _Group:
         if self._is_lost:
             raise self._failed[0]
         played = [self._finished[number] for number in sorted(self._finished)]
-        _check_alike(played)
+        check_alike(played)
         return GroupCompletions(
             played=played,
             failed=self._failed,
@@ -135,8 +135,8 @@ class _Group:
         return not self._config.generation.drop_sample or self._asked - len(self._failed) < SURVIVORS
 
 
-def _check_alike(played: Sequence[Played]) -> None:
-    """Samples are compared with each other, so they must have been asked the same."""
+def check_alike(played: Sequence[Played]) -> None:
+    """Samples are compared with each other, so they must have been asked the same. Raises EnvironmentFailure."""
     if any(other.prompt.token_ids != played[0].prompt.token_ids for other in played[1:]):
         raise EnvironmentFailure(
             f"prompt {played[0].prompt.prompt_id}: the environment opened its samples in different ways, and they are "

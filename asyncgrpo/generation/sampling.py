@@ -30,6 +30,7 @@ class Sampling:
     def __init__(self, prompt: Prompt, group_id: int, number: int, pool: EnginePool, config: RunConfig) -> None:
         self._prompt, self._group_id, self._number, self._pool = prompt, group_id, number, pool
         self._longest = config.generation.max_completion_length
+        self._temperature = config.generation.temperature
         self._attempts = config.generation.max_attempts
         self._lease: Lease | None = None
         self._elsewhere = AsyncExitStack()
@@ -95,7 +96,7 @@ class Sampling:
                 if idle_answers:  # it waited in the engine's queue, and will again
                     await asyncio.sleep(_backoff(idle_answers))
             except EngineError as error:
-                self._pool.report(engine, error, self._group_id)
+                self._pool.report(engine, error, self._group_id, sent_at)
                 raise
             else:
                 self._pool.report(engine, None, self._group_id, sent_at)
@@ -112,7 +113,7 @@ class Sampling:
         request_id = self._pool.request_id(self._group_id, self._number)
         limit, served = self._limit - len(self._sofar), lease.version
         try:
-            completion = await lease.run(lease.client.generate(token_ids, request_id, limit))
+            completion = await lease.run(lease.client.generate(token_ids, request_id, limit, self._temperature))
         except Aborted as cut:
             _check_versions(cut.partial.versions, served, lease.client.name)
             raise
@@ -135,7 +136,7 @@ class Sampling:
         if self._attempts == 1:
             return error
         last = EngineUnavailable(f"{error} (attempt {self._attempts} of {self._attempts})")
-        last.engine = error.engine
+        last.engine, last.sent_at = error.engine, error.sent_at
         return last
 
 

@@ -33,9 +33,12 @@ class ManagedEngine:
         self._guardian: asyncio.subprocess.Process | None = None
         self._lifeline: int | None = None
         self._seen: list[psutil.Process] = []
+        self._is_over = False
+        """The guardian and all it guarded have ended: its process id may by now be another's."""
 
     async def start(self) -> None:
         """Start the process; it is not healthy yet. Raises EngineStartError if it cannot be started."""
+        self._guardian, self._seen, self._is_over = None, [], False
         read_end, self._lifeline = os.pipe()
         environment = {**os.environ, **self.spec.environment}
         environment.pop("PROMETHEUS_MULTIPROC_DIR", None)
@@ -82,7 +85,6 @@ class ManagedEngine:
     async def restart(self) -> None:
         """Another process in place of this one, which is ended first. It is not healthy yet; the log goes on."""
         await self.stop()
-        self._seen = []
         await self.start()
 
     async def stop(self) -> None:
@@ -90,7 +92,7 @@ class ManagedEngine:
         if self._lifeline is not None:
             os.close(self._lifeline)
             self._lifeline = None
-        if self._guardian is None:
+        if self._guardian is None or self._is_over:
             return
         try:
             async with asyncio.timeout(self.spec.stop_timeout):
@@ -105,13 +107,17 @@ class ManagedEngine:
     async def _look(self) -> None:
         """Remember the processes of this engine, which nobody can tell any more once the guardian has ended."""
         assert self._guardian is not None
+        if self._guardian.returncode is not None:
+            return
         with contextlib.suppress(psutil.NoSuchProcess):
             self._seen = await asyncio.to_thread(psutil.Process(self._guardian.pid).children, recursive=True)
 
     async def _end_leftovers(self) -> None:
         """After the guardian's end. There are none, unless it was killed."""
         assert self._guardian is not None
-        await asyncio.to_thread(kill_leftovers, self._guardian.pid, self._seen)
+        if not self._is_over:
+            await asyncio.to_thread(kill_leftovers, self._guardian.pid, self._seen)
+            self._is_over = True
 
     def log_tail(self) -> str:
         return log_tail(self.spec.log_path)

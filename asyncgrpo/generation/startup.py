@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 
-from asyncgrpo.concurrency import deadline
+from asyncgrpo.concurrency import deadline, gather_all
 from asyncgrpo.errors import EngineError, EngineStartError
 from asyncgrpo.generation.client import EngineClient
 from asyncgrpo.generation.server import ManagedEngine
@@ -30,6 +30,13 @@ async def until_healthy(client: EngineClient, owner: ManagedEngine) -> None:
     finally:
         died.cancel()
         await asyncio.gather(died, return_exceptions=True)
+
+
+async def start_all(managed: Sequence[ManagedEngine], clients: Mapping[str, EngineClient]) -> None:
+    """Start engines, each with its client by name; returns when all are well. Raises as `until_healthy`."""
+    for engine in managed:
+        await engine.start()
+    await gather_all(*(until_healthy(clients[engine.spec.name], engine) for engine in managed))
 
 
 def _late(owner: ManagedEngine) -> Callable[[str], EngineStartError]:

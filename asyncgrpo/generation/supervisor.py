@@ -7,9 +7,10 @@
        +-- joining: its settings are verified, the current version is loaded <-- managed: stopped and started anew
                                                                                  external: found well again
 
-An engine is given up when it was well three times and could not join; a managed one after `engines.max_restarts`
-starts; an external one when it was away for `engines.startup_timeout`. The run goes on without it, and takes back an
-external one whenever it answers again.
+An engine is given up when it was well three times in a row and could not join; a managed one after
+`engines.max_restarts` starts; an external one when it was away for `engines.startup_timeout`. The run goes on without
+it. A managed one is then stopped; an external one is taken back when it answers again, after three refusals only once
+it was away.
 
 Invariants: an engine that comes back gets no work before it serves the current version. Nothing is done to an engine
 that was ejected before the pool and the publisher know that it was, so neither counts on it meanwhile. The run ends
@@ -85,6 +86,7 @@ class Supervisor:
                     given=partial(publisher.given, client.name),
                     was_paused=partial(publisher.was_paused, client.name),
                     set_limit=partial(pool.set_limit, client.name),
+                    passed=partial(pool.passed_look, client.name),
                 ),
             )
             for client in pool.clients
@@ -97,14 +99,6 @@ class Supervisor:
         self._pool.on_ejected = self._on_ejected
         self._publisher.on_failed = partial(self._pool.eject, reason="publish")
         await gather_all(*(self._look_after(ward) for ward in self._wards.values()))
-
-    def ward(self, engine: str) -> Ward:
-        """What is known of it."""
-        return self._wards[engine]
-
-    def is_expected(self, engine: str) -> bool:
-        """It serves, or may come back; it was not given up."""
-        return engine not in self._lost
 
     def _on_ejected(self, engine: str, cause: AsyncGRPOError, reason: EjectionReason) -> None:
         ward = self._wards[engine]
@@ -162,6 +156,8 @@ class Supervisor:
             if await self._try(ward):
                 ward.comeback.served(time.monotonic())
                 return True
+            if ward.process is not None:  # nobody watches it until the next try, if there is one
+                await ward.process.stop()
             if ward.comeback.has_refused and ward.refusal is not None:
                 cause = ward.refusal
 
@@ -224,6 +220,6 @@ class Supervisor:
         first = next(iter(self._lost.values()))
         if len(self._lost) > 1:
             causes = "\n".join(f"{name}: {cause}" for name, cause in self._lost.items())
-            first = type(first)(f"no engine is left\n{causes}")
+            first = first.saying(f"no engine is left\n{causes}")
         self.verdict = first
         raise first

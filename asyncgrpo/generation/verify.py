@@ -51,7 +51,8 @@ def settings_faults(client: EngineClient, info: Mapping[str, Any], config: RunCo
     dtype = engine_dtype(info)
     dtypes = DTYPES if config.engines.dtype == "auto" else (config.engines.dtype,)
     longest = model.get("max_model_len") or 0
-    needed = config.generation.max_completion_length + (config.data.max_prompt_length or 1)
+    completion = max(config.generation.max_completion_length, config.evaluation.max_completion_length or 0)
+    needed = completion + (config.data.max_prompt_length or 1)
     checks = (
         (
             "--logprobs-mode",

@@ -44,7 +44,7 @@ class Ward:
         if (death := await self.process.death()) is not None:
             self.reason = "died"
             return death
-        return type(cause)(f"{cause}\n{self.name}: {self.process.log_tail()}")
+        return cause.saying(f"{cause}\n{self.name}: {self.process.log_tail()}")
 
 
 def comeback(config: RunConfig, *, is_managed: bool, first_wait: float) -> Comeback:

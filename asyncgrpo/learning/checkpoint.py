@@ -147,6 +147,16 @@ def load(
             }
 
 
+@torch.no_grad()
+def load_weights(directory: str, facts: Facts, parameters: Mapping[str, Parameter]) -> None:
+    """Take over what trained, and nothing else of a checkpoint. Raises LearnerError as `load` does."""
+    path = Path(directory) / WEIGHTS
+    with _opened(path, facts) as weights:
+        _check(path, weights, {name: _layout(parameter) for name, parameter in parameters.items()})
+        for name, parameter in parameters.items():
+            parameter.copy_(weights.get_tensor(name))
+
+
 Layout = tuple[str, tuple[int, ...]]
 """Type, as safetensors names it, and shape."""
 

@@ -12,6 +12,9 @@ from transformers.core_model_loading import revert_weight_conversion
 from asyncgrpo.config import RunConfig
 from asyncgrpo.learning.lora import merged_state
 
+ADAPTER_FOLDER = "adapter"
+"""Below a saved model: the adapters that are merged into it, by themselves."""
+
 
 def export_tensors(model: PreTrainedModel) -> dict[str, Tensor]:
     """Hugging Face checkpoint names → tensors, adapters merged, a tied head only once.
@@ -22,13 +25,14 @@ def export_tensors(model: PreTrainedModel) -> dict[str, Tensor]:
     return {name: tensor.detach() for name, tensor in state.items()}
 
 
-def share_weights(folder: str) -> None:
+def share_weights(folder: str, below: str = "") -> None:
     """Let whoever may read a saved model's configuration read its weights: safetensors writes them for the owner only.
 
     The configuration has the mode that the umask asks for, which can be read in no other way without changing it.
+    below: the weights lie in this folder inside of it.
     """
     mode = (Path(folder) / "config.json").stat().st_mode & 0o777
-    for file in Path(folder).glob("*.safetensors"):
+    for file in (Path(folder) / below).glob("*.safetensors"):
         file.chmod(mode)
 
 

@@ -12,6 +12,7 @@ import contextlib
 import logging
 import time
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -21,8 +22,8 @@ from asyncgrpo.config import RunConfig
 from asyncgrpo.errors import LearnerError
 from asyncgrpo.learning.batching import Shard
 from asyncgrpo.learning.cutting import is_inert
-from asyncgrpo.learning.export import export_dtype, export_tensors, share_weights
-from asyncgrpo.learning.lora import merged_state
+from asyncgrpo.learning.export import ADAPTER_FOLDER, export_dtype, export_tensors, share_weights
+from asyncgrpo.learning.lora import merged_state, save_adapter
 from asyncgrpo.learning.microbatch import MicroBatch, micro_batches, scoring_batch
 from asyncgrpo.learning.model import load
 from asyncgrpo.learning.perturbation import perturbed
@@ -131,9 +132,14 @@ class Learner:
             yield {name: tensor.to(dtype) if tensor.is_floating_point() else tensor for name, tensor in tensors.items()}
 
     def save_model(self, directory: str) -> None:
-        """Save the model in Hugging Face format, adapters merged. The tokenizer is the orchestrator's to save."""
-        self._loaded.model.save_pretrained(directory, state_dict=dict(merged_state(self._loaded.model)))
+        """Save the model in Hugging Face format, adapters merged, and those by themselves in `adapter` below it. The
+        tokenizer is the orchestrator's to save."""
+        loaded = self._loaded
+        loaded.model.save_pretrained(directory, state_dict=dict(merged_state(loaded.model)))
         share_weights(directory)
+        if loaded.adapted is not None:
+            save_adapter(loaded.adapted, Path(directory) / ADAPTER_FOLDER, self.config.model.path)
+            share_weights(directory, ADAPTER_FOLDER)
 
     def save(self, directory: str) -> int:
         """Write this rank's part of a checkpoint into `directory`, which ranks share; returns its bytes.

@@ -6,17 +6,19 @@ import contextlib
 import copy
 import hashlib
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from peft import PeftModel
 from torch import Tensor
+from torch.nn import Parameter
 from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
 from asyncgrpo.config import RunConfig
+from asyncgrpo.config.adapter import is_adapter
 from asyncgrpo.errors import ConfigError
 from asyncgrpo.learning.attention.interface import PACKED
 from asyncgrpo.learning.checkpointing import checkpoint_layers
@@ -38,13 +40,19 @@ class LoadedModel:
     """Handle for turning adapters off."""
     frozen: PreTrainedModel | None
     """Copy of the initial weights, where a reference is wanted and there are no adapters to turn off."""
+    initial: Mapping[Parameter, Tensor] | None
+    """What trains, and its first values: where a reference is wanted and the run began from an adapter, so that the
+    model without it is not what it began from."""
     packing: Packing
     """How samples are put into rows: what the model was found to compute correctly."""
 
     @contextlib.contextmanager
     def reference(self) -> Iterator[PreTrainedModel]:
         """The reference model: the weights the run started from."""
-        if self.adapted is not None:
+        if self.initial is not None:
+            with swapped(self.initial):
+                yield self.model
+        elif self.adapted is not None:
             with self.adapted.disable_adapter():
                 yield self.model
         else:
@@ -54,7 +62,9 @@ class LoadedModel:
     def origin(self) -> str | None:
         """Fingerprint of the weights that never change: what adapters sit on, or the reference. None without any."""
         if self.adapted is not None:
-            return fingerprint((name, p) for name, p in self.model.named_parameters() if not p.requires_grad)
+            named = self.model.named_parameters()
+            first = self.initial or {}
+            return fingerprint((name, first.get(p, p)) for name, p in named if not p.requires_grad or p in first)
         return fingerprint(self.frozen.named_parameters()) if self.frozen is not None else None
 
 
@@ -67,13 +77,26 @@ def fingerprint(named: Iterable[tuple[str, Tensor]]) -> str:
     return digest.hexdigest()
 
 
+@contextlib.contextmanager
+def swapped(values: Mapping[Parameter, Tensor]) -> Iterator[None]:
+    """Inside, parameters have other values; afterwards their own. For passes without gradients; copies nothing."""
+    own = {parameter: parameter.data for parameter in values}
+    try:
+        for parameter, value in values.items():
+            parameter.data = value
+        yield
+    finally:
+        for parameter, value in own.items():
+            parameter.data = value
+
+
 def load(config: RunConfig, device: torch.device) -> LoadedModel:
     """Load `config.model` for training on `device`.
 
     Raises ConfigError for a folder or name that cannot be loaded, or layers that cannot be recomputed; LearnerError for
     an architecture whose logits are not just its head applied to its last hidden states.
     """
-    model = _from_pretrained(config)
+    model = from_pretrained(config)
     model.to(device)
     model.eval()
     check_head(model, device)
@@ -81,20 +104,24 @@ def load(config: RunConfig, device: torch.device) -> LoadedModel:
     packing: Packing = "padded"
     if config.model.attn_implementation == PACKED:
         packing = choose_packing(model, device, trial_for(device, config.training.bf16))
-    adapted = None
+    adapted, frozen, initial = None, None, None
     if config.lora.lora_r:
         adapted = attach_lora(model, config.lora, config.run.seed)
         model.eval()
-    frozen = copy.deepcopy(model).requires_grad_(False) if config.objective.beta and adapted is None else None
+        if config.objective.beta and config.lora.lora_adapter is not None:
+            initial = {p: p.detach().clone() for p in model.parameters() if p.requires_grad}
+    elif config.objective.beta:
+        frozen = copy.deepcopy(model).requires_grad_(False)
     if config.training.gradient_checkpointing:
         checkpoint_layers(model)
-    return LoadedModel(model=model, adapted=adapted, frozen=frozen, packing=packing)
+    return LoadedModel(model=model, adapted=adapted, frozen=frozen, initial=initial, packing=packing)
 
 
-def _from_pretrained(config: RunConfig) -> PreTrainedModel:
+def from_pretrained(config: RunConfig) -> PreTrainedModel:
+    """The model of `config.model`, on the CPU, without adapters. Raises ConfigError."""
     section = config.model
     path = Path(section.path)
-    if path.is_absolute() and not (path / "config.json").is_file():
+    if path.is_absolute() and (is_adapter(section.path) or not (path / "config.json").is_file()):
         raise ConfigError(_why_not_a_model(section.path, path))
     transformers_logging.disable_progress_bar()  # they would end up in log files, or across our own display
     try:
@@ -112,9 +139,6 @@ def _from_pretrained(config: RunConfig) -> PreTrainedModel:
 def _why_not_a_model(given: str, path: Path) -> str:
     if not path.exists():
         return f"model.path={given!r} does not exist; give a folder in Hugging Face format or a name on the hub"
-    if (path / "adapter_config.json").is_file():
-        return (
-            f"model.path={given!r} holds an adapter, not a model; merge it into its base model "
-            "(peft: merge_and_unload) and save that"
-        )
+    if is_adapter(given):
+        return f"model.path={given!r} holds an adapter, not a model; name it as lora.lora_adapter"
     return f"model.path={given!r} has no config.json; give a folder in Hugging Face format"

@@ -12,6 +12,7 @@ from asyncgrpo.errors import LearnerError
 from asyncgrpo.learning.attention.interface import no_mask
 from asyncgrpo.learning.attention.layout import Layout
 from asyncgrpo.learning.logprobs import token_logprobs
+from asyncgrpo.learning.lora import trained_head
 from asyncgrpo.learning.microbatch import MicroBatch
 
 
@@ -62,7 +63,7 @@ class Policy(nn.Module):
             hidden_RLH = hidden_states(self.model, input_ids_RL, positions_RL, layout)
             return token_logprobs(
                 hidden_RLH[rows_N, columns_N],
-                self.model.get_output_embeddings(),
+                trained_head(self.model.get_output_embeddings()),
                 targets_N,
                 self.temperature,
                 fp32_head=self.use_fp32_head,

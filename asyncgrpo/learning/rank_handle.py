@@ -37,9 +37,8 @@ class Rank(Protocol):
     failure: LearnerError | None
 
     @property
-    def is_late(self) -> bool: ...
-
-    """It missed the deadline of a call, so nobody knows what it does."""
+    def is_late(self) -> bool:
+        """It missed the deadline of a call, so nobody knows what it does."""
 
     async def start(self, timeout: float) -> None: ...
     async def call(self, message: Message, timeout: float) -> Message: ...

@@ -10,6 +10,8 @@ from typing import Any
 
 import pyarrow.parquet as pq
 
+from asyncgrpo.observe.visible import one_line
+
 __all__ = ["Example", "example_pairs"]
 
 
@@ -59,13 +61,4 @@ def _prompt(row: dict[str, Any]) -> str:
 
 
 def _example(row: dict[str, Any], width: int) -> Example:
-    return Example(_shown(_prompt(row), width), _shown(row["completion"], width), row["reward"])
-
-
-def _shown(text: str, width: int) -> str:
-    """On one line, cut in the middle: a completion's end often holds its answer."""
-    line = json.dumps(text, ensure_ascii=False)[1:-1]
-    if len(line) <= width:
-        return line
-    half = (width - 3) // 2
-    return f"{line[:half]} … {line[-half:]}"
+    return Example(one_line(_prompt(row), width), one_line(row["completion"], width), row["reward"])

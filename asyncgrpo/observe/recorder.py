@@ -23,13 +23,21 @@ from asyncgrpo.observe.metrics import StepRecord
 from asyncgrpo.observe.run_folder import RunFolder
 from asyncgrpo.types import Group, Sample
 
-__all__ = ["ROLLOUT_SCHEMA", "SCHEMA_VERSION", "Recorder", "read_metrics", "rollout_file", "step_of_rollouts"]
+__all__ = [
+    "ROLLOUT_SCHEMA",
+    "SCHEMA_VERSION",
+    "Recorder",
+    "evaluation_file",
+    "read_metrics",
+    "rollout_file",
+    "step_of_rollouts",
+]
 
 SCHEMA_VERSION = 1
 
 ROLLOUT_SCHEMA = pa.schema(
     [
-        ("step", pa.int32()),  # null: not trained
+        ("step", pa.int32()),  # null: not trained; of an evaluation, the step it is of
         ("version", pa.int32()),  # the learner's, while it trained; null: not trained
         ("prompt_id", pa.string()),
         ("group_id", pa.int64()),
@@ -52,7 +60,7 @@ ROLLOUT_SCHEMA = pa.schema(
         ("finished_at", pa.float64()),
         ("admitted_at", pa.float64()),
         ("entered_at", pa.float64()),
-        ("fate", pa.string()),  # "trained", "dropped:<reason>" or "reissued:<reason>"
+        ("fate", pa.string()),  # "trained", "dropped:<reason>", "reissued:<reason>"; "evaluated"
         ("staleness_max", pa.int32()),  # of the sample's oldest token; null: not trained
     ]
 )
@@ -99,6 +107,15 @@ class Recorder:
         """Write the groups left over after the last step to rollouts/untrained.parquet. Raises RunFolderError."""
         return self._write(self._folder.rollouts_dir / "untrained.parquet", list(_untrained_rows(untrained)))
 
+    def write_evaluation(self, step: int, groups: Sequence[Group]) -> Path:
+        """Write the samples of an evaluation of `step` to rollouts/eval_….parquet. Raises RunFolderError."""
+        rows = [
+            _row(group, index, sample) | {"step": step, "fate": "evaluated"}
+            for group in groups
+            for index, sample in enumerate(group.samples)
+        ]
+        return self._write(evaluation_file(self._folder, step), rows)
+
     def _write(self, path: Path, rows: list[dict[str, Any]]) -> Path:
         metadata = {
             "schema_version": str(SCHEMA_VERSION),
@@ -114,8 +131,12 @@ def rollout_file(folder: RunFolder, step: int) -> Path:
     return folder.rollouts_dir / f"step_{step:06d}.parquet"
 
 
+def evaluation_file(folder: RunFolder, step: int) -> Path:
+    return folder.rollouts_dir / f"eval_{step:06d}.parquet"
+
+
 def step_of_rollouts(path: Path) -> int | None:
-    """The step whose rollouts a file has; None for those of groups left over at the end."""
+    """The step whose rollouts a file has; None for those of groups left over at the end, and of evaluations."""
     number = path.stem.removeprefix("step_")
     return int(number) if number.isdigit() else None
 

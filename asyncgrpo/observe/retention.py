@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
+from bisect import insort
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple, Self
@@ -42,7 +43,7 @@ class Retention:
     folder: Path
     keep_steps: int | None
     max_bytes: float | None
-    _files: list[_File] | None = None  # in order of steps; None: to be read from disk
+    _files: list[_File] | None = None  # always sorted, so by step; None: to be read from disk
 
     @classmethod
     def of(cls, folder: RunFolder, section: ObserveSection) -> Self:
@@ -57,19 +58,18 @@ class Retention:
         if self._files is None:
             self._files = self._listed()
         else:
-            self._files.append(_File(step, True, path, path.stat().st_size))
-        total = sum(file.size for file in self._files)
-        removed = 0
+            insort(self._files, _File(step, True, path, path.stat().st_size))  # before later ones that were put aside
+        total, kept = sum(file.size for file in self._files), []
         for file in self._files:
             is_needed = file.is_current and needed_from is not None and file.step >= needed_from
             is_old = self.keep_steps is not None and file.step <= step - self.keep_steps
             is_too_much = self.max_bytes is not None and total > self.max_bytes
-            if is_needed or file.step == step or not (is_old or is_too_much):
-                break
-            _remove(file.path)
-            total -= file.size
-            removed += 1
-        del self._files[:removed]
+            if is_needed or file.path == path or not (is_old or is_too_much):
+                kept.append(file)
+            else:
+                _remove(file.path)
+                total -= file.size
+        self._files = kept
 
     def _listed(self) -> list[_File]:
         found = []

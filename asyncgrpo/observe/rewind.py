@@ -11,8 +11,9 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from asyncgrpo.errors import RunFolderError
+from asyncgrpo.observe.evaluations import read_evaluations
 from asyncgrpo.observe.files import replacing, sync_directory, write_error
-from asyncgrpo.observe.recorder import step_of_rollouts
+from asyncgrpo.observe.recorder import evaluation_file, step_of_rollouts
 from asyncgrpo.observe.run_folder import RunFolder
 
 __all__ = ["check_lengths", "growing_files", "lengths", "rewind"]
@@ -22,7 +23,7 @@ CHUNK = 2**22
 
 def growing_files(folder: RunFolder) -> list[Path]:
     """Files of a run that are appended to, and that a checkpoint counts on."""
-    return [folder.metrics_file, folder.ledger_file]
+    return [folder.metrics_file, folder.ledger_file, folder.evaluation_file]
 
 
 def lengths(folder: RunFolder) -> dict[str, int]:
@@ -84,10 +85,11 @@ def _whole_lines(path: Path, length: int) -> int:
 
 
 def _later(folder: RunFolder, step: int) -> list[Path]:
-    """Rollouts of later steps, and what a run writes at its end."""
+    """Rollouts of later steps, samples of evaluations that were taken back, and what a run writes at its end."""
     if not folder.rollouts_dir.is_dir():
         return []
-    files = sorted(folder.rollouts_dir.glob("*.parquet"))
+    kept = {evaluation_file(folder, record["step"]) for record in read_evaluations(folder.evaluation_file)}
+    files = [path for path in sorted(folder.rollouts_dir.glob("*.parquet")) if path not in kept]
     return [path for path in files if (of := step_of_rollouts(path)) is None or of > step]
 
 

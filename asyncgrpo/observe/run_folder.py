@@ -148,6 +148,11 @@ class RunFolder:
         return self.path / "ledger.jsonl"
 
     @property
+    def evaluation_file(self) -> Path:
+        """One line of JSON per evaluation, in order."""
+        return self.path / "evaluation.jsonl"
+
+    @property
     def accounting_file(self) -> Path:
         """Sums over the ledger, written at the end."""
         return self.path / "accounting.json"
@@ -166,6 +171,11 @@ class RunFolder:
     def skipped_dir(self) -> Path:
         """Batches of which an update was skipped: its loss or gradient was not finite."""
         return self.path / "skipped_updates"
+
+    @property
+    def trackers_dir(self) -> Path:
+        """What trackers write, and the last step that each was given."""
+        return self.path / "trackers"
 
     @property
     def logs_dir(self) -> Path:

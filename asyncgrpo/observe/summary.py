@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from asyncgrpo.errors import RunFolderError
+from asyncgrpo.observe.evaluations import change_of_reward, first_and_last, format_table, read_evaluations, to_json
 from asyncgrpo.observe.examples import Example, example_pairs
 from asyncgrpo.observe.files import write_text
 from asyncgrpo.observe.metrics import labels_of
@@ -34,16 +35,19 @@ def write_summary(folder: RunFolder, target_steps: int | None = None) -> str:
     records = read_metrics(folder.metrics_file)
     if not records:
         raise RunFolderError(f"{folder.metrics_file} holds no finished step, so there is nothing to sum up")
+    evaluations = first_and_last(read_evaluations(folder.evaluation_file))
     summary = {
         **summarise(records),
         **_dropped(folder),
         "target_steps": target_steps or len(records),
         "predictions": _predictions(folder),
+        **_evaluations(evaluations),
     }
     first, last = (rollout_file(folder, records[place]["step"]) for place in (0, -1))
     pairs = example_pairs(first, last) if first.exists() and last.exists() and first != last else []
     plot_run(records, folder.reward_plot, f"{folder.path.name}: {_progress(summary)}")
-    text = _text(folder, summary, pairs, (records[0]["step"], records[-1]["step"]))
+    held_out = ["", *format_table(evaluations)] if evaluations else []
+    text = _text(folder, summary, held_out, pairs, (records[0]["step"], records[-1]["step"]))
     write_text(folder.summary_json, json.dumps(summary, indent=2) + "\n")
     write_text(folder.summary_text, text)
     return text
@@ -127,18 +131,35 @@ def _reward(records: Sequence[Record]) -> dict[str, float | None]:
     return {"mean": mean, "standard_error": error}
 
 
-def _text(folder: RunFolder, summary: Summary, pairs: Sequence[tuple[Example, Example]], ends: tuple[int, int]) -> str:
+def _text(
+    folder: RunFolder,
+    summary: Summary,
+    held_out: Sequence[str],
+    pairs: Sequence[tuple[Example, Example]],
+    ends: tuple[int, int],
+) -> str:
     return "\n".join(
         [
             f"# {folder.path.name}: {_progress(summary)} in {format_duration(summary['seconds'])}",
             "",
             *_number_lines(summary),
+            *held_out,
             *_example_lines(pairs, ends),
             "",
             *_place_lines(folder),
             "",
         ]
     )
+
+
+def _evaluations(records: Sequence[Record]) -> dict[str, Any]:
+    """First and last, and by how much the mean reward of the prompts changed between them."""
+    shown = [{name: value for name, value in each.items() if name != "prompt_rewards"} for each in records]
+    change = None
+    if len(records) == 2:
+        mean, error = change_of_reward(*records)
+        change = to_json({"mean": mean, "standard_error": error})
+    return {"evaluations": shown, "evaluation_change": change}
 
 
 def _progress(summary: Summary) -> str:
@@ -233,6 +254,7 @@ def _place_lines(folder: RunFolder) -> list[str]:
     places = (
         ("Model", folder.model_dir),
         ("Steps", folder.metrics_file),
+        ("Evaluations", folder.evaluation_file),
         ("Samples", folder.rollouts_dir),
         ("Plot", folder.reward_plot),
         ("Log", folder.log_file),

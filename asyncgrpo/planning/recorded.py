@@ -60,12 +60,12 @@ def read_recording(path: str | Path, first_steps: int | None = None, config: Run
     for a config.yaml that this version does not understand.
     """
     folder = RunFolder(path)
-    steps = read_metrics(folder.metrics_file)[:first_steps]
+    recorded = read_metrics(folder.metrics_file)
+    steps = recorded[:first_steps]
     if not steps:
         raise RunFolderError(f"{folder.metrics_file} holds no finished step, so there is nothing to plan from")
-    last = steps[-1]["step"]
     names = [f"step_{record['step']:06d}.parquet" for record in steps]
-    if last == read_metrics(folder.metrics_file)[-1]["step"]:
+    if len(steps) == len(recorded):
         names.append("untrained.parquet")
     files = [file for name in names if (file := folder.rollouts_dir / name).exists()]
     tables = [samples_of(pq.read_table(file, columns=[*_COLUMNS, "versions"])) for file in files]

@@ -62,9 +62,9 @@ class PromptQueue:
         return len(self._waiting)
 
     def next(self) -> Ticket:
-        """The next prompt to generate. Raises DataError when every row is quarantined."""
+        """The next prompt to generate. Raises DataError when every row that has one is quarantined."""
         is_due = self._waiting and self._waiting[0].due <= self._admissions
-        is_all_there_is = len(self.quarantined) == self._stream.prompts_per_epoch
+        is_all_there_is = self._is_stream_used_up()
         if is_all_there_is and not self._waiting:
             raise self._nothing_left()
         ticket = self._waiting.popleft().ticket if is_due or is_all_there_is else Ticket(self._fresh(), 0)
@@ -123,6 +123,13 @@ class PromptQueue:
         epoch, row, attempt, failures = state
         return Ticket(self._stream.prompt(epoch, row), attempt, failures)
 
+    def _is_stream_used_up(self) -> bool:
+        """Rows that were quarantined under another limit of a prompt's length may be none of the stream's any more."""
+        usable = self._stream.prompts_per_epoch
+        if len(self.quarantined) < usable:
+            return False
+        return sum(self._stream.is_usable(row) for row in self.quarantined) == usable
+
     def _fresh(self) -> Prompt:
         """The stream's next prompt of a row that is not quarantined."""
         while (prompt := self._stream.next()).row in self.quarantined:
@@ -130,10 +137,11 @@ class PromptQueue:
         return prompt
 
     def _nothing_left(self) -> DataError:
-        row, error = next(iter(self.quarantined.items()))
+        row, error = next((row, error) for row, error in self.quarantined.items() if self._stream.is_usable(row))
         return DataError(
-            f"all {len(self.quarantined)} prompts of the dataset are quarantined: {self._max_failures} groups of each "
-            f"failed; the first was row {row}: {error}; mend what it names, or raise generation.max_prompt_failures"
+            f"all {self._stream.prompts_per_epoch} prompts of the dataset are quarantined: {self._max_failures} groups "
+            f"of each failed; the first was row {row}: {error}; mend what it names, or raise "
+            "generation.max_prompt_failures"
         )
 
 

@@ -68,6 +68,10 @@ class PromptStream:
         """Rows left out because their prompt is longer than the limit."""
         return len(self._too_long)
 
+    def is_usable(self, row: int) -> bool:
+        """Its prompt is not longer than the limit."""
+        return row not in self._too_long
+
     def next(self) -> Prompt:
         """The prompt at the cursor, which moves on."""
         while True:

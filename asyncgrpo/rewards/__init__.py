@@ -1,8 +1,10 @@
 """From completions to rewards: user functions, called so that none can stop the run's event loop.
 
-`functions` is the call contract, `importing` finds functions by path, and `values` checks what they return.
+`functions` is the call contract, `importing` finds functions by path, and `values` checks what they return. `builtin/`
+holds those that come along; `binding` tells them what they need to know of the run.
 """
 
+from asyncgrpo.rewards.binding import bound
 from asyncgrpo.rewards.functions import (
     RewardFunction,
     check_parameters,
@@ -12,4 +14,12 @@ from asyncgrpo.rewards.functions import (
 )
 from asyncgrpo.rewards.importing import from_config
 
-__all__ = ["RewardFunction", "check_parameters", "environment_reward", "from_callables", "from_config", "score_group"]
+__all__ = [
+    "RewardFunction",
+    "bound",
+    "check_parameters",
+    "environment_reward",
+    "from_callables",
+    "from_config",
+    "score_group",
+]

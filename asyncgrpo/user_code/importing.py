@@ -24,9 +24,9 @@ def import_object(path: str, kind: str, wanted: str = "function") -> Any:
 
     Raises ConfigError if the module cannot be imported, or has nothing of that name.
     """
-    where, colon, attribute = path.rpartition(":")
-    if not colon or not where or not attribute:
+    if not is_path(path):
         raise ConfigError(f"{kind} {path!r}: expected package.module:{wanted} or file.py:{wanted}")
+    where, _, attribute = path.rpartition(":")
     if where.endswith(".py") and not Path(where).is_file():
         raise ConfigError(f"{kind} file {Path(where).resolve()}: no such file")
     try:
@@ -44,6 +44,12 @@ def import_object(path: str, kind: str, wanted: str = "function") -> Any:
         ]
         plural = "classes" if wanted == "class" else f"{wanted}s"
         raise ConfigError(f"{kind} {path!r}: no {attribute!r} in {where}; its {plural}: {offered}") from error
+
+
+def is_path(path: str) -> bool:
+    """Whether it has the form of one."""
+    where, _, attribute = path.rpartition(":")
+    return bool(where and attribute)
 
 
 def _import_module(name: str) -> ModuleType:

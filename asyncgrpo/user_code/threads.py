@@ -8,14 +8,13 @@ holds up the event loop until it runs.
 from __future__ import annotations
 
 import asyncio
-import contextvars
 import functools
 import inspect
 import threading
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from asyncgrpo.concurrency import start_job
+from asyncgrpo.concurrency import aside, raisable
 from asyncgrpo.user_code.texts import said
 
 
@@ -24,29 +23,17 @@ async def call_in_thread(function: Callable[[], Any]) -> Any:
 
     Cancelling the wait leaves the thread behind. Whatever is no Exception, as SystemExit, is raised as RuntimeError.
     """
-    loop = asyncio.get_running_loop()
-    done: asyncio.Future[tuple[Any, BaseException | None]] = loop.create_future()
-    context = contextvars.copy_context()
 
-    def deliver(result: Any, error: BaseException | None) -> None:
-        if done.done():
-            close_unstarted(result)  # whoever waited has gone
-        else:
-            done.set_result((result, error))
-
-    def run() -> None:
-        result, error = None, None
+    def run() -> tuple[Any, Exception | None]:
         try:
-            result = context.run(function)
+            return function(), None
         except BaseException as raised:  # handed to whoever waits
-            error = raised
-        try:
-            loop.call_soon_threadsafe(deliver, result, error)
-        except RuntimeError:  # the loop is closed: nobody waits any more
-            close_unstarted(result)
+            return None, raisable(raised, said(raised))
 
-    start_job(run)
-    return _unpack(*await done)
+    result, error = await aside(run, unwanted=lambda outcome: close_unstarted(outcome[0]))
+    if error is not None:
+        raise error
+    return result
 
 
 async def await_aside(awaitable: Awaitable[Any]) -> Any:
@@ -56,32 +43,26 @@ async def await_aside(awaitable: Awaitable[Any]) -> Any:
     raised as RuntimeError.
     """
 
-    async def outcome() -> tuple[Any, BaseException | None]:
+    async def outcome() -> tuple[Any, Exception | None]:
         try:
             return await awaitable, None
         except BaseException as raised:  # handed to whoever waits
-            return None, raised
+            return None, raisable(raised, said(raised))
 
     loop = _loop_of_user_code()
     try:
-        return _unpack(*await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(outcome(), loop)))
+        result, error = await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(outcome(), loop))
     finally:
         loop.call_soon_threadsafe(close_unstarted, awaitable)
+    if error is not None:
+        raise error
+    return result
 
 
 def close_unstarted(result: Any) -> None:
     """End a coroutine that was never begun, which Python would complain of at some later time."""
     if inspect.iscoroutine(result) and inspect.getcoroutinestate(result) == inspect.CORO_CREATED:
         result.close()
-
-
-def _unpack(result: Any, error: BaseException | None) -> Any:
-    if error is None:
-        return result
-    if isinstance(error, Exception):
-        raise error
-    # A SystemExit or CancelledError of user code must not pass for our own.
-    raise RuntimeError(f"raised {type(error).__name__} {said(error)}") from error
 
 
 @functools.cache

@@ -52,5 +52,5 @@ class NcclTransport:
             },
         )
 
-    def discard_before(self, version: int, keep: Collection[int] = ()) -> None:
+    def discard_but(self, keep: Collection[Snapshot]) -> None:
         pass

@@ -60,8 +60,8 @@ class Transport(Protocol):
     async def load(self, engine: EngineControl, snapshot: Snapshot, wire_version: str) -> None:
         """Load it into a paused engine: start, update, finish."""
 
-    def discard_before(self, version: int, keep: Collection[int] = ()) -> None:
-        """No engine needs an older one any more, but for those in `keep`."""
+    def discard_but(self, keep: Collection[Snapshot]) -> None:
+        """No engine needs any other, whether it was prepared or its preparing was cut short."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,6 +78,18 @@ class _Left(Exception):
     """An engine left while it was loading."""
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class _Named:
+    """A snapshot under the name that engines get to hear, which a later incarnation does not change."""
+
+    snapshot: Snapshot
+    wire_version: str
+
+    @property
+    def version(self) -> int:
+        return self.snapshot.version
+
+
 @dataclass(slots=True)
 class _Seat:
     """What is known of one engine."""
@@ -88,10 +100,10 @@ class _Seat:
     was_paused: bool = False
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     loading: Severable = field(default_factory=Severable)
-    given: Snapshot | None = None
+    given: _Named | None = None
     """What it was last loaded with; None while it loads, and after a load that failed."""
-    joining_with: int | None = None
-    """Version it loads in order to become a member."""
+    joining_with: Snapshot | None = None
+    """What it loads in order to become a member."""
 
 
 class Publisher:
@@ -120,7 +132,9 @@ class Publisher:
         self._turns = asyncio.Semaphore(concurrency)
         self._in_flight: InFlight = in_flight
         self._on_served = on_served
-        self._latest: Snapshot | None = None
+        self._latest: _Named | None = None
+        self._is_next_begun = False
+        """One is prepared that is to be loaded next."""
 
     @property
     def holds_learner(self) -> bool:
@@ -134,15 +148,20 @@ class Publisher:
         await self._transport.connect([seat.engine for seat in self._seats.values()])
 
     async def prepare(self, version: int, perturbation: int | None = None) -> Snapshot:
+        """Have the transport make it ready. One that was prepared before and is not loaded will never be: the run went
+        back to a checkpoint."""
+        self._discard()
+        self._is_next_begun = True
         return await self._transport.prepare(version, perturbation)
 
     async def load(self, snapshot: Snapshot) -> PublishReport:
         """Bring a prepared version to every member. An engine that fails is told to `on_failed`; while there is none,
         raises PublishError naming the engine and its own words.
         """
-        self._latest = snapshot
+        self._is_next_begun = False
+        named = self._latest = _Named(snapshot, encode_version(self._incarnation, snapshot.version))
         members = [seat for seat in self._seats.values() if seat.is_member]
-        paused = await gather_all(*(self._bring_to(seat, snapshot) for seat in members))
+        paused = await gather_all(*(self._bring_to(seat, named) for seat in members))
         self._discard()
         return PublishReport(
             version=snapshot.version,
@@ -177,12 +196,13 @@ class Publisher:
             seat.is_member = True
             self._on_served(engine, loaded.version)
         finally:
-            self._discard()
+            if not self._is_next_begun:
+                self._discard()
 
     def given(self, engine: str) -> str | None:
         """Name on the wire of the weights an engine has; None while that changes."""
         given = self._seats[engine].given
-        return None if given is None else encode_version(self._incarnation, given.version)
+        return None if given is None else given.wire_version
 
     def was_paused(self, engine: str) -> bool:
         """Whether it was paused at any time since the last call."""
@@ -190,10 +210,10 @@ class Publisher:
         was_paused, seat.was_paused = seat.was_paused, seat.is_paused
         return was_paused
 
-    async def _bring_to(self, seat: _Seat, snapshot: Snapshot) -> float | None:
+    async def _bring_to(self, seat: _Seat, named: _Named) -> float | None:
         """Seconds it was paused; None if it failed or left."""
         try:
-            seconds = await seat.loading.run(self._load_into(seat, snapshot))
+            seconds = await seat.loading.run(self._load_into(seat, named))
         except _Left:
             return None
         except PublishError as error:
@@ -201,60 +221,58 @@ class Publisher:
                 raise
             self.on_failed(seat.engine.name, error)
             return None
-        if not seat.is_member or seat.given is not snapshot:  # it left just now
+        if not seat.is_member or seat.given is not named:  # it left just now
             return None
-        self._on_served(seat.engine.name, snapshot.version)
+        self._on_served(seat.engine.name, named.version)
         return seconds
 
-    async def _load_into(self, seat: _Seat, snapshot: Snapshot) -> float:
+    async def _load_into(self, seat: _Seat, named: _Named) -> float:
         async with seat.lock, self._turns:
-            return await self._pause_and_load(seat, snapshot)
+            return await self._pause_and_load(seat, named)
 
-    async def _load_latest_into(self, seat: _Seat) -> Snapshot:
+    async def _load_latest_into(self, seat: _Seat) -> _Named:
         """The latest when its turn comes: no more old versions are needed than engines load at the same time."""
         async with seat.lock, self._turns:
             latest = self._latest
             assert latest is not None, "version 0 is published before an engine can leave"
-            seat.joining_with = latest.version
+            seat.joining_with = latest.snapshot
             try:
                 await self._pause_and_load(seat, latest)
             finally:
                 seat.joining_with = None
             return latest
 
-    async def _pause_and_load(self, seat: _Seat, snapshot: Snapshot) -> float:
+    async def _pause_and_load(self, seat: _Seat, named: _Named) -> float:
         """Seconds it was paused."""
         engine, started = seat.engine, time.monotonic()
-        what = f"publish of version {snapshot.version} to {engine.name}"
+        what = f"publish of version {named.version} to {engine.name}"
         seat.is_paused = seat.was_paused = True
         seat.given = None
         try:
             async with deadline(self._timeout, PublishError, what):
                 await engine.pause(self._in_flight)
-                await self._load_with_one_retry(engine, snapshot)
+                await self._load_with_one_retry(engine, named)
                 await engine.resume()
         except EngineError as error:
             raise PublishError(f"{what} failed: {error}") from error
         finally:
             seat.is_paused = False
-        seat.given = snapshot
+        seat.given = named
         return time.monotonic() - started
 
-    async def _load_with_one_retry(self, engine: EngineControl, snapshot: Snapshot) -> None:
+    async def _load_with_one_retry(self, engine: EngineControl, named: _Named) -> None:
         """A failed load leaves the engine paused and without weights: only a whole load mends it."""
-        wire_version = encode_version(self._incarnation, snapshot.version)
         try:
-            await self._transport.load(engine, snapshot, wire_version)
+            await self._transport.load(engine, named.snapshot, named.wire_version)
         except EngineError as error:
-            logger.warning("load of version %d into %s failed, once more: %s", snapshot.version, engine.name, error)
+            logger.warning("load of version %d into %s failed, once more: %s", named.version, engine.name, error)
             # An update that was cut short may still be open, and then no other can start. If none is, this is refused.
             with contextlib.suppress(EngineError):
                 await engine.finish_weight_update(INCOMPLETE)
-            await self._transport.load(engine, snapshot, wire_version)
+            await self._transport.load(engine, named.snapshot, named.wire_version)
 
     def _discard(self) -> None:
-        """What is older than the latest version, but for what engines join with."""
-        if self._latest is None:
-            return
-        joining = {seat.joining_with for seat in self._seats.values() if seat.joining_with is not None}
-        self._transport.discard_before(self._latest.version, joining)
+        """All but the latest version and what engines join with."""
+        latest = [] if self._latest is None else [self._latest.snapshot]
+        joining = [seat.joining_with for seat in self._seats.values() if seat.joining_with is not None]
+        self._transport.discard_but([*latest, *joining])

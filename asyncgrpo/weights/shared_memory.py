@@ -35,5 +35,5 @@ class SharedMemoryTransport:
         await engine.update_weights({"path": snapshot.path})
         await engine.finish_weight_update(wire_version)
 
-    def discard_before(self, version: int, keep: Collection[int] = ()) -> None:
-        self._store.discard_before(version, keep)
+    def discard_but(self, keep: Collection[Snapshot]) -> None:
+        self._store.discard_but([snapshot.path for snapshot in keep])

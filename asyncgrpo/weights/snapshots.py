@@ -7,6 +7,7 @@ ends; after kill -9 a guardian removes it, and whatever still remains is swept b
 from __future__ import annotations
 
 import fcntl
+import itertools
 import os
 import secrets
 import shutil
@@ -30,7 +31,7 @@ class SnapshotStore:
 
     def __init__(self, parent: str) -> None:
         self.folder = Path(parent) / f"{PREFIX}{secrets.token_hex(6)}"
-        self._versions: dict[int, Path] = {}
+        self._numbers = itertools.count()
 
     def __enter__(self) -> Self:
         parent = self.folder.parent
@@ -83,17 +84,17 @@ class SnapshotStore:
             )
 
     def path(self, version: int) -> str:
-        """Of a new snapshot."""
+        """Of a new snapshot. A version that is trained again, after the run went back, gets another."""
         if self._guardian.poll() is not None:  # killed
             os.close(self._lifeline)
             self._start_guardian()
-        self._versions[version] = self.folder / f"version-{version:08d}.safetensors"
-        return str(self._versions[version])
+        return str(self.folder / f"version-{version:08d}-{next(self._numbers)}.safetensors")
 
-    def discard_before(self, version: int, keep: Collection[int] = ()) -> None:
-        """Remove older snapshots, but for those in `keep`."""
-        for old in [v for v in self._versions if v < version and v not in keep]:
-            self._versions.pop(old).unlink(missing_ok=True)
+    def discard_but(self, keep: Collection[str]) -> None:
+        """Remove all snapshots whose paths are not in `keep`, and what one who was killed has written of them."""
+        for file in self.folder.glob("version-*"):
+            if str(file) not in keep:
+                file.unlink(missing_ok=True)
 
 
 def sweep(parent: Path) -> list[Path]:

@@ -21,6 +21,10 @@ they meet depends on the machine's pace as well, so a seed repeats the drawing a
     identical       all recorded rollouts, trained again in one go, give the same metrics and model to the last bit
     hangs           starts that neither ended nor could be killed again within --deadline; must be 0
     refused         starts that ended with an error although nobody was killed; must be 0
+    ended_by_nonfatal
+                    starts that ended with an error although only a rank, an engine or a guardian was killed, by what
+                    was killed last and when. docs/faults.md says where that has to be (as it starts; a rank before the
+                    first checkpoint, or at the end); elsewhere the run should have gone on
     orphans         processes that lived on for --settle seconds after their orchestrator; must be 0
     leftovers       files in shared memory or the folder for temporary files, and taken ports, after the end of a start;
                     must be 0. Where the guardian of the snapshots was killed too, the next start has to remove them.
@@ -44,7 +48,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import psutil
 from kill_judge import judge, left_behind
@@ -71,6 +75,19 @@ POLL_SECONDS = 0.003
 REFUSED_IN_A_ROW = 3
 
 
+class Kill(NamedTuple):
+    target: str
+    stage: str
+
+
+class Ending(NamedTuple):
+    """Of one start."""
+
+    code: int
+    kills: Sequence[Kill] = ()
+    has_hung: bool = False
+
+
 @dataclass
 class Findings:
     kills: int = 0
@@ -86,11 +103,27 @@ class Findings:
     starts: int = 0
     by_target: Counter[str] = field(default_factory=Counter)
     by_stage: Counter[str] = field(default_factory=Counter)
+    ended_by_nonfatal: Counter[str] = field(default_factory=Counter)
 
     @property
     def are_good(self) -> bool:
         bad = self.lost_prompts, self.double_trained, self.hangs, self.orphans, self.leftovers, self.unbalanced
         return self.identical and not any(bad) and not self.refused
+
+    def count_end(self, ending: Ending) -> str | None:
+        """A start ended with an error. Why, unless by a kill that nothing survives."""
+        nonfatal = [kill for kill in ending.kills if kill.target not in FATAL]
+        if ending.has_hung:
+            self.hangs += 1
+            return "HANG"
+        if len(nonfatal) < len(ending.kills) and ending.code == -signal.SIGKILL:
+            return None
+        if nonfatal:
+            last = nonfatal[-1]
+            self.ended_by_nonfatal[f"{last.target}, {last.stage}"] += 1
+            return f"ENDED BY NONFATAL KILL of {last.target}, stage {last.stage}"
+        self.refused += 1
+        return "REFUSED"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -157,16 +190,15 @@ class Campaign:
         refused = 0
         while True:
             start = Start(self, folder)
-            code, kills = start.run()
+            ending = start.run()
             self._look_after(start)
-            if code == 0:
+            if ending.code == 0:
                 break
-            if kills == 0:
-                self.findings.refused += 1
-                refused += 1
-                say(f"REFUSED with exit code {code}:\n{start.last_words()}")
-                if refused == REFUSED_IN_A_ROW:
-                    return False
+            if (why := self.findings.count_end(ending)) is not None:
+                say(f"{why}, exit code {ending.code}:\n{start.last_words()}")
+            refused = 0 if ending.kills else refused + 1
+            if refused == REFUSED_IN_A_ROW:
+                return False
         self._judge(folder)
         return True
 
@@ -249,8 +281,7 @@ class Start:
         self._campaign = campaign
         self._output = folder / "output.txt"
 
-    def run(self) -> tuple[int, int]:
-        """Exit code, and how many of its processes were killed."""
+    def run(self) -> Ending:
         campaign, arguments = self._campaign, self._campaign._arguments
         campaign.findings.starts += 1
         environment = {**this_checkout(), MARK: campaign._mark, "TMPDIR": str(self.folder / "tmp")}
@@ -263,7 +294,7 @@ class Start:
                 env=environment,
                 start_new_session=True,
             )
-        begun, kills = time.monotonic(), 0
+        begun, kills = time.monotonic(), list[Kill]()
         while campaign.findings.kills < arguments.kills:
             moment = draw(campaign._rng, campaign._start_seconds)
             if kills and moment.stage == "start":
@@ -271,12 +302,14 @@ class Start:
             if not self._wait_for(moment):
                 break
             victim = self._kill(moment, time.monotonic() - begun)
-            kills += victim is not None
+            if victim is not None:
+                kills.append(Kill(victim, moment.stage))
             if victim in FATAL:
                 break
-        if not self._ends_within(arguments.deadline):
-            self._has_hung()
-        return self._process.wait(), kills
+        has_hung = not self._ends_within(arguments.deadline)
+        if has_hung:
+            os.killpg(self._process.pid, signal.SIGKILL)
+        return Ending(self._process.wait(), kills, has_hung)
 
     def last_words(self) -> str:
         return "".join(self._output.read_text().splitlines(keepends=True)[-30:])
@@ -317,11 +350,6 @@ class Start:
         except subprocess.TimeoutExpired:
             return False
         return True
-
-    def _has_hung(self) -> None:
-        self._campaign.findings.hangs += 1
-        say(f"HANG:\n{self.last_words()}")
-        os.killpg(self._process.pid, signal.SIGKILL)
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from asyncgrpo.cli.checks import machine, run_checks
+from asyncgrpo.cli.checks import live, machine, run_checks
 from asyncgrpo.cli.checks.check import Check
 from asyncgrpo.cli.checks.dry_call import reward_calls
 from asyncgrpo.cli.checks.memory import estimate, parameter_count
@@ -178,6 +178,30 @@ def test_run_folder(tmp_path: Path) -> None:
     assert run_checks.run_folder(config).status == "ok"
     (tmp_path / "out" / "x").touch()
     assert run_checks.run_folder(config).status == "fail"
+
+
+def test_a_run_that_would_go_on_is_no_obstacle(tmp_path: Path) -> None:
+    def said(resume: str) -> tuple[str, str]:
+        check = run_checks.run_folder(configured(run={"output_dir": str(tmp_path), "resume": resume}))
+        return check.status, check.detail
+
+    (tmp_path / "metrics.jsonl").write_text('{"step": 1}\n')
+    (tmp_path / "incarnation").write_text("a-0")
+    anew = f"the run in {tmp_path} begins anew: it was cut off before its first checkpoint"
+    assert said("allow") == ("ok", anew)
+    assert (said("never")[0], said("must")[0]) == ("fail", "fail")
+    (tmp_path / "checkpoints" / "step-00000001").mkdir(parents=True)
+    goes_on = f"the run in {tmp_path} goes on from its checkpoint"
+    assert (said("allow"), said("must")) == (("ok", goes_on), ("ok", goes_on))
+    assert said("never")[0] == "fail"
+
+
+def test_the_trial_start_needs_no_checkpoint(tmp_path: Path) -> None:
+    """Not even where the run does. What fails here is what comes after its folder."""
+    sections = files(tmp_path) | {"data": {"dataset": "/nowhere.jsonl"}, "engines": {"urls": ["http://127.0.0.1:1"]}}
+    sections["run"]["resume"] = "must"
+    check = live.engines_and_publish(configured(**sections))
+    assert (check.status, "/nowhere.jsonl" in check.detail) == ("fail", True), check
 
 
 def test_former_run(tmp_path: Path) -> None:

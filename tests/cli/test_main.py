@@ -27,7 +27,9 @@ def test_separate_settings_from_arguments() -> None:
     assert overrides == ["--run.seed", "3", "--training.max_steps=-1", "--buffer.max_staleness", "-1"]
 
 
-@pytest.mark.parametrize("argv", [["--help"], ["train", "--help"], ["config", "--help"], ["doctor", "--help"]])
+@pytest.mark.parametrize(
+    "argv", [["--help"], *([command, "--help"] for command in ("train", "config", "doctor", "evaluate"))]
+)
 def test_help(argv: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as caught:
         main(argv)

@@ -1,5 +1,6 @@
 """The flat class holds the same settings as the sections, each under exactly one name."""
 
+import json
 import re
 from pathlib import Path
 
@@ -10,6 +11,9 @@ from asyncgrpo.config import RunConfig
 from asyncgrpo.config.flat import AsyncGRPOConfig, flatten
 from asyncgrpo.config.names import _RENAMED, DOTTED, ELSEWHERE, FIELDS, FLAT, TRAINER_ARGUMENTS
 from asyncgrpo.errors import ConfigError
+
+OFF_IN_TRL_AS_HERE = {"chat_template_kwargs", "min_p", "report_to"}
+"""None or "none" there, empty or 0 here."""
 
 
 def test_every_field_has_exactly_one_flat_name() -> None:
@@ -46,6 +50,7 @@ def other_value(key: str) -> object:
         "objective.dual_clip": 3.0,
         "replay.replay_exponent": 1.0,
         "weights.publish_interval": 2,
+        "observe.trackers": ["trackio"],
     }
     if key in special:
         return special[key]
@@ -211,6 +216,14 @@ def test_the_objective_as_trl_writes_it(arguments: dict[str, object], objective:
     assert {DOTTED[name] for name in config.model_fields_set} == {f"objective.{name}" for name in objective}
 
 
+@pytest.mark.parametrize(
+    ("report_to", "trackers"),
+    [("none", ()), (["none"], ()), (None, ()), ("wandb", ("wandb",)), (["trackio", "wandb"], ("trackio", "wandb"))],
+)
+def test_trackers_as_trl_writes_them(report_to: object, trackers: tuple[str, ...]) -> None:
+    assert AsyncGRPOConfig(report_to=report_to).to_run_config().observe.trackers == trackers
+
+
 def test_trl_is_known_completely() -> None:
     """Each argument of TRL 1.16's GRPOConfig is a setting, is translated, or is answered with advice."""
     names = set((Path(__file__).parent / "trl_1_16_arguments.txt").read_text().split())
@@ -236,6 +249,10 @@ def test_only_given_arguments_count_as_set() -> None:
         ({"model_name_or_path": "m"}, "unknown setting 'model_name_or_path'; the model is the trainer's model"),
         ({"qqqq": 1}, "unknown setting 'qqqq'; see AsyncGRPOConfig"),
         ({"optim": "adamw"}, "unknown setting 'optim'; the optimiser is AdamW; see weight_decay and adam_beta1"),
+        (
+            {"resume_from_checkpoint": True},
+            "unknown setting 'resume_from_checkpoint'; a run goes on by itself (see resume); trainer.train(resume_",
+        ),
         ({"push_to_hub": True}, "unknown setting 'push_to_hub'; this version does not have it; the final model is"),
         ({"deepspeed": "x"}, "unknown setting 'deepspeed'; TRL has it, asyncgrpo has nothing like it; leave it out"),
         ({"bf16": "maybe"}, 'bf16 = "maybe": expected true or false'),
@@ -320,6 +337,8 @@ def test_only_given_arguments_count_as_set() -> None:
         ({"temperature": np.complex128(1)}, "temperature = (1+0j): expected a plain value, not complex"),
         ({"seed": -1}, "seed = -1: expected at least 0"),
         ({"reward_weights": ["a"]}, "reward_weights = ['a']: expected one number per reward function"),
+        ({"report_to": "all"}, 'report_to = "all": name those that you want, of tensorboard, trackio and wandb'),
+        ({"report_to": "mlflow"}, "report_to.0 = \"mlflow\": expected one of 'tensorboard', 'trackio' or 'wandb'"),
         ({"reward_timeout": 0}, "reward_timeout = 0: expected seconds, more than 0"),
         ({"reward_on_error": "skip"}, "reward_on_error = 'skip': expected one of stop, drop_group"),
     ],
@@ -339,10 +358,30 @@ def test_advice_on_trl_arguments_names_settings_that_exist() -> None:
 
 
 def test_the_defaults_that_differ_are_documented_as_they_are() -> None:
+    """All of them: of the names that TRL 1.16 has as well, and of no others."""
     page = (Path(__file__).parents[2] / "docs" / "coming_from_trl.md").read_text()
-    ours = dict(re.findall(r"^\| `(\w+)` \| (\S+) \| [^|]+ \| [^|]+ \|$", page, re.MULTILINE))
-    assert ours == {name: str(AsyncGRPOConfig.model_fields[name].default) for name in ours}
-    assert {"num_train_epochs", "max_staleness", "max_completion_length", "request_timeout"} <= set(ours)
+    rows = re.findall(r"^\| `(\w+)` \| (\S+) \| ([^|]+) \| ([^|]+) \|$", page, re.MULTILINE)
+    ours = {name: field.get_default(call_default_factory=True) for name, field in AsyncGRPOConfig.model_fields.items()}
+    theirs = json.loads((Path(__file__).parent / "trl_1_16_defaults.json").read_text())
+    differ = {
+        name
+        for defaults in theirs.values()
+        for name, value in defaults.items()
+        if value != ours[name] and name not in OFF_IN_TRL_AS_HERE
+    }
+    assert {name for name, *_ in rows} == differ
+    for name, *cells in rows:
+        assert cells[0] == str(ours[name])
+        for cell, defaults in zip(cells[1:], theirs.values(), strict=True):
+            assert (cell == "—") == (name not in defaults), name
+            if isinstance(defaults.get(name), int | float | str) and defaults[name] is not True:
+                assert cell == str(defaults[name]), name
+
+
+def test_trls_defaults_are_known_for_all_names_that_it_has() -> None:
+    names = set((Path(__file__).parent / "trl_1_16_arguments.txt").read_text().split())
+    theirs = json.loads((Path(__file__).parent / "trl_1_16_defaults.json").read_text())
+    assert set(theirs["GRPOConfig"]) == names & set(AsyncGRPOConfig.model_fields)
 
 
 def test_the_names_that_differ_are_documented() -> None:

@@ -111,7 +111,8 @@ def test_a_section_with_everything_commented_out_is_default(tmp_path: Path) -> N
         ("run: {zzzz: 1}", "unknown key 'zzzz' in section run (run.yaml:1); the section has output_dir, resume"),
         (
             "rewards: [{path: 'a:b', wight: 1}]",
-            "unknown key 'wight' in rewards.0 (run.yaml:1); a reward has path, weight, name, timeout, on_error",
+            "unknown key 'wight' in rewards.0 (run.yaml:1); a reward has path, arguments, weight, name, timeout, "
+            "on_error",
         ),
         ("rewards: [{weight: 1}]", "rewards.0.path (run.yaml:1): missing; give a value"),
         ("rewards: correct", 'rewards = "correct" (run.yaml:1): expected a list, as in [a, b]'),
@@ -281,7 +282,8 @@ def test_split_overrides_keeps_equals_signs_in_the_value() -> None:
 
 
 def test_rendered_configuration_loads_again_with_its_sources_beside_it(tmp_path: Path) -> None:
-    path = written(tmp_path, "training: {max_steps: 5}\nrewards: [{path: 'a.py:f'}, {path: 'b:c', name: 'yes'}]")
+    rewards = "rewards: [{path: 'a.py:f', arguments: {limit: 3, words: ['no'], off: null}}, {path: 'b:c', name: 'yes'}]"
+    path = written(tmp_path, f"training: {{max_steps: 5}}\n{rewards}")
     loaded = load_config(path, ["--data.system_prompt=Be: brief\n# really", "--training.adam_epsilon=1e-9"])
     for docs in (False, True):
         text = render_config(loaded, docs=docs)

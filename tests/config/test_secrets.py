@@ -11,6 +11,7 @@ from asyncgrpo.config.render import render_config
 from asyncgrpo.config.secrets import check_logins, masked, secret_of
 from asyncgrpo.config.sections import EnginesSection
 from asyncgrpo.errors import ConfigError
+from asyncgrpo.generation.client import EngineClient
 
 URL = "http://user:s3cret@10.0.0.1:8000/x"
 
@@ -23,6 +24,7 @@ URL = "http://user:s3cret@10.0.0.1:8000/x"
         ("cannot reach 'http://a:s3cret@h/x' (try 2)", "cannot reach 'http://***@h/x' (try 2)"),
         ("http://host/x?a=1&api_key=s3cret&b=2", "http://host/x?a=1&api_key=***&b=2"),
         ("http://host?token=s3cret", "http://host?token=***"),
+        ("cannot reach http://a:s3'c\"ret@h/x", "cannot reach http://***@h/x"),
         ("http://host:8000/a@b mail@host", "http://host:8000/a@b mail@host"),
         ("user@host, step 3: 2 tokens", "user@host, step 3: 2 tokens"),
     ],
@@ -56,6 +58,27 @@ def test_a_refused_url_is_shown_without_its_login() -> None:
     with pytest.raises(ValueError, match=r"is not a URL") as refused:
         RunConfig(engines=EnginesSection(urls=("ftp://user:s3cret@host",)))
     assert "'ftp://***@host'" in str(refused.value)
+
+
+@pytest.mark.parametrize("password", ["s3/cret", "12/s3cret", "s3?cret", "s3#cret", "s3\\cret", "s3 cret", "/s3@cret"])
+def test_a_login_that_would_be_read_otherwise_is_refused_unseen(password: str) -> None:
+    with pytest.raises(ValueError, match=r"'http://\*\*\*@host:8000' has one of .* percent-encoded") as refused:
+        RunConfig.model_validate({"engines": {"urls": [f"http://user:{password}@host:8000"]}})
+    assert "cret" not in str(refused.value)
+
+
+@pytest.mark.parametrize("login", ["user:s3'cret", 's3"cret', "user:s3@cret", "user:s3%2Fcret"])
+def test_logins_of_any_other_character_are_taken_and_masked(login: str) -> None:
+    config = RunConfig.model_validate({"engines": {"urls": [f"http://{login}@host:8000"]}})
+    assert config.model_dump(mode="json")["engines"]["urls"] == ["http://***@host:8000"]
+    assert EngineClient(config.engines.urls[0], "e", config, "1").shown_url == "http://***@host:8000"
+
+
+def test_a_url_without_its_slashes_is_shown_without_its_login() -> None:
+    for url in ("http:/user:s3cret@host", "http:user:s3cret@host", "user:s3cret@host"):
+        with pytest.raises(ValueError, match="is not a URL") as refused:
+            RunConfig.model_validate({"engines": {"urls": [url]}})
+        assert "s3cret" not in str(refused.value)
 
 
 def test_a_login_and_a_key_are_too_many() -> None:

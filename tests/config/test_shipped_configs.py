@@ -8,8 +8,8 @@ from asyncgrpo.config.loading import load_config
 from asyncgrpo.config.resolve import Machine, resolve
 from asyncgrpo.environments import Answer
 from asyncgrpo.environments.building import find_source
-from asyncgrpo.preflight import reward_functions
-from asyncgrpo.rewards.importing import import_function
+from asyncgrpo.playing import reward_functions
+from asyncgrpo.rewards.importing import from_config, import_function
 from asyncgrpo.user_code.importing import import_object
 
 CONFIGS = sorted(Path(__file__).parents[2].joinpath("configs").glob("*.yaml"))
@@ -41,10 +41,12 @@ def test_repeats_numbers_rewards_neither_silence_nor_length() -> None:
     assert score(completions=[[{"role": "assistant", "content": "3,8,1,5"}]], answer=[[3, 8, 1, 5]]) == [1.0]
 
 
-def test_gsm8k_correct_reads_the_last_number() -> None:
-    score = reward("gsm8k_correct")
+def test_gsm8k_is_scored_by_the_last_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(CONFIGS[0].parents[1])
+    [function] = from_config(load_config(CONFIGS[0].parent / "gsm8k_qwen2.5_0.5b.yaml").config.rewards)
     answers = ["so 2 + 2\n#### 1,234"] * 4
-    assert score(completions=["it is 1234", "1,234.0", "12", "none"], answer=answers) == [1.0, 1.0, 0.0, 0.0]
+    completions = ["it is 1234", "1,234.0", "12", "none"]
+    assert function.call(completions=completions, answer=answers) == [1.0, 1.0, 0.0, 0.0]
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from asyncgrpo.config import RunConfig
 from asyncgrpo.environments.building import build_player, find_source
 from asyncgrpo.environments.contract import Answer, Turn
 from asyncgrpo.environments.player import Player
-from asyncgrpo.preflight import with_tools
+from asyncgrpo.playing import with_tools
 from asyncgrpo.prompts.encoding import encode
 from asyncgrpo.rewards.decoding import decoder_of
 from asyncgrpo.testing.tiny import END, make_tokenizer

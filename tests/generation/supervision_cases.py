@@ -163,6 +163,11 @@ class Case:
         if client.name in self.unfit:
             raise ConfigError("--dtype float16")
 
+    def is_given_up(self, engine: str) -> bool:
+        """And the run goes on."""
+        told = [news for news in self.news.told if news[:2] in (("given up", engine), ("back", engine))]
+        return bool(told) and told[-1][0] == "given up"
+
     async def until(self, reached: Callable[[], bool]) -> None:
         while not reached():  # noqa: ASYNC110
             await asyncio.sleep(0.005)

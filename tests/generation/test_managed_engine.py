@@ -5,9 +5,11 @@ import json
 import os
 import signal
 import socket
+import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import psutil
@@ -270,3 +272,29 @@ async def test_a_guardian_that_is_stuck_leaves_nothing_of_the_engine(tmp_path: P
         await engine.stop()
         assert time.monotonic() - begun < 9.0
         assert running(processes) == []
+
+
+async def test_an_engine_that_is_over_kills_nobody_who_got_its_process_id(tmp_path: Path) -> None:
+    engine = ManagedEngine(spec_of(tmp_path, sys.executable, "-c", "pass"))
+    command = [sys.executable, "-c", PARENT]
+    stranger = subprocess.Popen(command, start_new_session=True, stdout=subprocess.PIPE)  # noqa: ASYNC220 (at once)
+    try:
+        assert stranger.stdout is not None
+        stranger.stdout.readline()
+        children = psutil.Process(stranger.pid).children()
+        async with asyncio.timeout(20):
+            await engine.start()
+            with pytest.raises(EngineError, match="exit code 0"):
+                await engine.watch()
+            guardian: Any = SimpleNamespace(pid=stranger.pid, returncode=0, wait=lambda: asyncio.sleep(0))
+            engine._guardian = guardian
+            await engine.stop()
+            with pytest.raises(EngineError, match="exit code 0"):
+                await engine.watch()
+            engine._is_over = False  # its end was never seen
+            await engine.stop()
+        assert (len(children), running(children), stranger.poll()) == (2, children, None)
+    finally:
+        for process in [*psutil.Process(stranger.pid).children(), stranger]:
+            process.kill()
+        stranger.communicate()

@@ -103,6 +103,21 @@ WRONG: list[tuple[str, Change, str]] = [
         lambda c: c["weight_versions"][0].update(version="2:4"),
         "foreign policy: .* incarnation 2, this run is 1",
     ),
+    (
+        "a huge version",
+        lambda c: c["weight_versions"][0].update(version=f"1:{2**31}"),
+        "foreign policy: no run has a version like '1:2147483648'",
+    ),
+    (
+        "a huger version",
+        lambda c: c["weight_versions"][1].update(version=f"1:-{10**300}"),
+        "foreign policy: no run has a version like '1:-10{36}'",
+    ),
+    (
+        "a version of too many digits",
+        lambda c: c["weight_versions"][0].update(version="1:" + "9" * 5000),
+        "foreign policy",
+    ),
     ("unknown end", lambda c: c.update(finish_reason="repetition"), "finish_reason 'repetition'"),
     ("no end", lambda c: c.update(finish_reason=None), "finish_reason None"),
 ]

@@ -191,6 +191,23 @@ async def test_no_engine_to_ask_is_said_at_once(tiny_model: Path) -> None:
             await generate_group(PROMPT, 0, pool, CONFIG)
 
 
+@pytest.mark.parametrize("attempts", [1, 2])
+async def test_a_request_that_an_ejection_ended_was_sent_before_it(attempts: int, tiny_model: Path) -> None:
+    """By which its prompt is not to blame, although the engine is back at once."""
+    config = with_generation(max_attempts=attempts)
+    async with engines_and_pool(tiny_model, Fault("hang"), config=config) as (fakes, pool):
+        task = asyncio.create_task(generate_group(PROMPT, 5, pool, config))
+        for attempt in range(1, attempts + 1):
+            while len(fakes[0].calls(GENERATE)) < 4 * attempt:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+            pool.eject("e0", EngineError("it died"))
+            pool.mark_served("e0", 0)
+        with pytest.raises(EngineUnavailable, match="e0 was given up: it died") as failed:
+            await task
+        assert failed.value.engine == "e0"
+        assert not await pool.goes_on("e0", 5, sent_at=failed.value.sent_at, looks=1)
+
+
 async def test_enough_samples_cut_the_rest(tiny_model: Path) -> None:
     config = with_generation(num_extra_generations=2)
     async with engines_and_pool(tiny_model, Fault("hang", match=of_sample(0, 4))) as (fakes, pool):

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from supervision_cases import supervised
 
-from asyncgrpo.errors import EngineUnavailable, ForeignWeights, PublishError
+from asyncgrpo.errors import EngineUnavailable, PublishError
 from asyncgrpo.generation.load import EngineLoad
 from asyncgrpo.generation.pool import EnginePool
 
@@ -32,6 +32,15 @@ async def test_three_failed_looks_eject_and_fewer_do_not() -> None:
         await case.until(lambda: case.pool.serving == ["b"])
         await case.until(lambda: case.pool.serving == ["a", "b"])
         assert case.log == ["a leaves", "stop a", "restart a", "verify a", "a joins"], "a hung one is stopped first"
+
+
+async def test_every_look_that_is_passed_is_told_to_the_pool() -> None:
+    """By which an engine that nobody else asks anything goes on all the same."""
+    async with supervised(managed="a", external="b") as case:
+        assert await case.pool.goes_on("a", 1, sent_at=None, looks=4)
+        looks = case.clients["a"].looks
+        assert await case.pool.goes_on("a", 2, sent_at=None, looks=4)
+        assert case.clients["a"].looks >= looks + 4
 
 
 async def test_strikes_and_failed_publishes_eject() -> None:
@@ -96,7 +105,15 @@ async def test_restarts_are_used_up_by_an_engine_that_dies_as_soon_as_it_starts(
         case.processes["a"]._starts = 0
         case.processes["a"].dies()
         assert str(await case.verdict()) == "a ended with exit code 1"
-        assert case.log == ["a leaves", "stop a", "restart a", "restart a"]
+        assert case.log == ["a leaves", "stop a"] + ["restart a", "stop a"] * 2
+
+
+async def test_a_process_that_is_given_up_does_not_go_on_running() -> None:
+    async with supervised(managed="a", external="b", max_restarts=9) as case:
+        case.publisher.refused.add("a")
+        case.processes["a"].dies()
+        await case.until(lambda: case.is_given_up("a"))
+        assert case.log == ["a leaves", "stop a"] + ["restart a", "verify a", "a joins", "stop a"] * 3
 
 
 async def test_weights_that_the_learner_sends_itself_do_not_reach_an_engine_again() -> None:
@@ -145,7 +162,7 @@ async def test_an_engine_whose_loads_always_fail_is_given_up_with_what_they_say(
     async with supervised(external="ab", startup_timeout=600.0) as case:
         case.publisher.refused.add("a")
         case.pool.eject("a", EngineUnavailable("dropped the connection"))
-        await case.until(lambda: not case.supervisor.is_expected("a"))
+        await case.until(lambda: case.is_given_up("a"))
         assert case.log == ["a leaves"] + ["verify a", "a joins"] * 3
         case.publisher.refused.add("b")
         case.pool.eject("b", EngineUnavailable("dropped the connection"))
@@ -158,7 +175,7 @@ async def test_one_that_refused_too_often_is_tried_again_once_it_was_away() -> N
     async with supervised(external="ab", startup_timeout=600.0) as case:
         case.publisher.refused.add("a")
         case.pool.eject("a", EngineUnavailable("dropped the connection"))
-        await case.until(lambda: not case.supervisor.is_expected("a"))
+        await case.until(lambda: case.is_given_up("a"))
         case.publisher.refused.clear()
         looks = case.clients["a"].looks
         await case.until(lambda: case.clients["a"].looks >= looks + 2)
@@ -174,13 +191,13 @@ async def test_one_that_refused_too_often_is_tried_again_once_it_was_away() -> N
 async def test_an_external_engine_is_taken_back_long_after_it_was_given_up() -> None:
     async with supervised(external="ab", startup_timeout=0.05) as case:
         case.clients["a"].is_well = False
-        await case.until(lambda: not case.supervisor.is_expected("a"))
+        await case.until(lambda: case.is_given_up("a"))
         case.clients["a"].is_well = True
         await case.until(lambda: case.pool.serving == ["a", "b"])
         assert case.log == ["a leaves", "verify a", "a joins"]
-        assert case.supervisor.is_expected("a")
+        assert not case.is_given_up("a")
         case.clients["b"].is_well = False
-        await case.until(lambda: not case.supervisor.is_expected("b"))
+        await case.until(lambda: case.is_given_up("b"))
         assert not case.running.done(), "a serves"
         assert case.pool.serving == ["a"]
 
@@ -194,12 +211,12 @@ async def test_the_run_does_not_end_while_one_that_was_given_up_joins() -> None:
 
     async with supervised(external="ab", startup_timeout=0.05) as case:
         case.clients["a"].is_well = False
-        await case.until(lambda: not case.supervisor.is_expected("a"))
+        await case.until(lambda: case.is_given_up("a"))
         case.clients["a"].is_well = True
         case.publisher.on_joining = wait
         await joining.wait()
         case.clients["b"].is_well = False
-        await case.until(lambda: not case.supervisor.is_expected("b"))
+        await case.until(lambda: case.is_given_up("b"))
         await case.until(lambda: case.pool.serving == ["a"])
         assert not case.running.done()
 
@@ -229,9 +246,8 @@ async def test_an_engine_started_anew_between_two_looks_is_found_by_its_weights(
     async with supervised(external="ab") as case:
         case.clients["a"].weights = "default"
         await case.until(lambda: case.log == ["a leaves", "verify a", "a joins"])
-        ward = case.supervisor.ward("a")
-        assert (ward.reason, type(ward.cause)) == ("foreign_weights", ForeignWeights)
-        assert str(ward.cause) == "engine a at http://a serves weights 'default', and was given '1:3'"
+        cause = "engine a at http://a serves weights 'default', and was given '1:3'"
+        assert case.news.told[0] == ("left", "a", "foreign_weights", cause, "waiting for it, for 0.5 s")
         assert case.pool.versions == {"a": 7, "b": 3}
 
 
@@ -252,7 +268,7 @@ async def test_one_look_without_an_answer_is_enough_and_a_managed_engine_is_star
         assert case.clients["a"].looks == looks + 1
         await case.until(lambda: case.pool.serving == ["a", "b"])
         assert case.log == ["a leaves", "stop a", "restart a", "verify a", "a joins"]
-        assert case.supervisor.ward("a").reason == "silent"
+        assert case.news.told[0][:3] == ("left", "a", "silent")
 
 
 async def test_an_observer_is_told_why_an_engine_left_what_is_done_and_when_it_is_back() -> None:

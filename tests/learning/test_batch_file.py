@@ -1,5 +1,7 @@
 import dataclasses
+import re
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -27,6 +29,18 @@ def test_a_batch_comes_back_bit_for_bit_with_its_notes(tmp_path: Path) -> None:
         one, other = getattr(written, field.name), getattr(read, field.name)
         assert field.name == "version" or (one.dtype, one.tobytes()) == (other.dtype, other.tobytes()), field.name
     assert [file.name for file in tmp_path.iterdir()] == ["b"]
+
+
+def test_a_kept_batch_is_read_as_the_page_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "guards.md").read_text()
+    (code,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    (path,) = re.findall(r'Path\("(.*?)"\)', code)
+    monkeypatch.chdir(tmp_path)
+    Path(path).parent.mkdir(parents=True)
+    write_batch(Path(path), batch(), {"step": 12})
+    names: dict[str, Any] = {}
+    exec(code, names)
+    assert (names["batch"].version, names["notes"]) == (7, {"step": 12})
 
 
 def test_an_empty_batch_comes_back(tmp_path: Path) -> None:

@@ -25,7 +25,7 @@ def test_a_folder_without_a_model(tmp_path: Path) -> None:
 
 def test_an_adapter_is_refused_with_the_remedy(tmp_path: Path) -> None:
     (tmp_path / "adapter_config.json").write_text("{}")
-    with pytest.raises(ConfigError, match="holds an adapter, not a model; merge it"):
+    with pytest.raises(ConfigError, match=r"holds an adapter, not a model; name it as lora.lora_adapter"):
         load(make_config(str(tmp_path)), CPU)
 
 

@@ -1,6 +1,7 @@
 """Corrections by hand, on rho = proximal/behaviour of two sequences; log rho is chosen, everything else follows."""
 
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -28,6 +29,11 @@ LOG, EXP = math.log, math.exp
 RHOS = [[3.0, 1.0, 0.5], [1.1, 0.9, 1.2]]
 """Products 1.5 and 1.188; geometric means 1.145 and 1.059."""
 PRODUCT, GEOMETRIC = [1.5, 1.188], [1.5 ** (1 / 3), 1.188 ** (1 / 3)]
+
+
+def described(value: object) -> str:
+    """For the name of a test, which is the same in every process."""
+    return re.sub(r"<function (\w+) at \w+>", r"\1", str(value))
 
 
 def corrected(correction: Correction, rhos: Sequence[Sequence[float]] = RHOS) -> Corrected:
@@ -67,7 +73,7 @@ def weights(correction: Correction, rhos: Sequence[Sequence[float]] = RHOS) -> l
         (Veto(Within("token", "truncate", high=2.0), 0.6), [[0.0] * 3, RHOS[1]]),
         (Veto(Within("token", "truncate", high=2.0), 0.4), [[2.0, 1.0, 0.5], RHOS[1]]),
     ],
-    ids=str,
+    ids=described,
 )
 def test_weights_by_hand(correction: Correction, expected: list[list[float]]) -> None:
     for actual_row, expected_row in zip(weights(correction), expected, strict=True):
@@ -108,7 +114,7 @@ def test_only_moved_weights_are_truncated() -> None:
         (K3Mask(0.01), [REJECTED_LOG_WEIGHT, LOG(1.188)]),
         (Veto(Within("token", "truncate"), 0.6), [REJECTED_LOG_WEIGHT, LOG(1.188)]),
     ],
-    ids=str,
+    ids=described,
 )
 def test_weight_of_the_whole_sequence(correction: Correction, expected: list[float]) -> None:
     assert corrected(correction).sequence_log_weight_B1.flatten().tolist() == pytest.approx(expected, rel=1e-12)

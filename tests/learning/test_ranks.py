@@ -1,7 +1,8 @@
 """What ranks agree on inside a step, with two real ones."""
 
 import asyncio
-from collections.abc import Sequence
+import contextlib
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -73,29 +74,34 @@ def assert_same(weights: Weights, others: Weights) -> None:
     assert [name for name in weights if not torch.equal(weights[name], others[name])] == []
 
 
+@contextlib.asynccontextmanager
+async def two_ranks(config: RunConfig, folder: Path) -> AsyncIterator[TwoRanks]:
+    """Started, and stopped in any case."""
+    devices = {"mode": "process", "devices": ("cpu", "cpu"), "token_budget": 24}
+    client = LearnerClient(config.model_copy(update={"learner": config.learner.model_copy(update=devices)}), folder)
+    async with asyncio.timeout(DEADLINE):
+        try:
+            await client.start()
+            yield TwoRanks(client, folder)
+        finally:
+            await client.stop()
+
+
 @pytest.mark.slow
 async def test_an_update_that_fails_on_one_rank_is_made_on_none(tied_model: Path, tmp_path: Path) -> None:
     """And leaves no trace: the next step is what a learner that never failed computes."""
     training = {"groups_per_step": 4, "max_skipped_updates": 0, **GRADIENT_STEPS}
-    config = make_config(
-        str(tied_model), training=training, learner={"mode": "process", "devices": ("cpu", "cpu"), "token_budget": 24}
-    )
-    client = LearnerClient(config, tmp_path)
-    async with asyncio.timeout(DEADLINE):
-        try:
-            await client.start()
-            both = TwoRanks(client, tmp_path)
-            initial = await both.weights()
-            for rank in (0, 1):
-                await a_gradient_fails(both, four_groups(config), rank)
-                await a_loss_alone_fails(both, four_groups(config), rank)
-                assert_same(await both.weights(), initial)
-            reports = await both.train(four_groups(config))
-            assert [report.arguments["version"] for report in reports if isinstance(report, Message)] == [1, 1]
-            trained = await both.weights(version=1)
-        finally:
-            await client.stop()
-    learner = Learner(make_config(str(tied_model), training=training), "cpu")
+    config = make_config(str(tied_model), training=training)
+    async with two_ranks(config, tmp_path) as both:
+        initial = await both.weights()
+        for rank in (0, 1):
+            await a_gradient_fails(both, four_groups(config), rank)
+            await a_loss_alone_fails(both, four_groups(config), rank)
+            assert_same(await both.weights(), initial)
+        reports = await both.train(four_groups(config))
+        assert [report.arguments["version"] for report in reports if isinstance(report, Message)] == [1, 1]
+        trained = await both.weights(version=1)
+    learner = Learner(config, "cpu")
     learner.train(shards(make_batch(random_groups(groups=4), 0, config), config, 1)[0])
     assert max(float((tensor - initial[name]).abs().max()) for name, tensor in trained.items()) > 1e-3
     for name, tensor in export_tensors(learner._loaded.model).items():
@@ -105,33 +111,25 @@ async def test_an_update_that_fails_on_one_rank_is_made_on_none(tied_model: Path
 @pytest.mark.slow
 async def test_an_update_that_is_not_finite_on_one_rank_is_skipped_on_all(tied_model: Path, tmp_path: Path) -> None:
     training = {"groups_per_step": 4, "max_skipped_updates": 1, **GRADIENT_STEPS}
-    config = make_config(
-        str(tied_model), training=training, learner={"mode": "process", "devices": ("cpu", "cpu"), "token_budget": 24}
-    )
-    client = LearnerClient(config, tmp_path)
-    async with asyncio.timeout(DEADLINE):
-        try:
-            await client.start()
-            both = TwoRanks(client, tmp_path)
-            initial = await both.weights()
-            parts = four_groups(config)
-            parts[1].batch.behaviour_logprobs[without_gradient(parts, 1)[0]] = np.nan  # its loss alone
-            for answer in await both.train(parts):
-                assert isinstance(answer, Message)
-                report = protocol.decode_report(answer)
-                assert (report.version, report.updates_skipped, report.skipped[0].minibatch) == (1, 1, 0)
-                assert np.isnan(report.skipped[0].loss) and np.isfinite(report.skipped[0].gradient_norm)
-            assert_same(await both.weights(version=1), initial)
-            parts = four_groups(config, version=1)
-            parts[0].batch.behaviour_logprobs[-1] = np.nan
-            for said in await both.refuse(parts):
-                assert "(2 updates in a row; training.max_skipped_updates=1)" in said
-            answers = await both.train(four_groups(config, version=1))
-            assert [answer.arguments["skipped"] for answer in answers if isinstance(answer, Message)] == [[], []]
-            trained = await both.weights(version=2)
-            assert max(float((tensor - initial[name]).abs().max()) for name, tensor in trained.items()) > 1e-3
-        finally:
-            await client.stop()
+    config = make_config(str(tied_model), training=training)
+    async with two_ranks(config, tmp_path) as both:
+        initial = await both.weights()
+        parts = four_groups(config)
+        parts[1].batch.behaviour_logprobs[without_gradient(parts, 1)[0]] = np.nan  # its loss alone
+        for answer in await both.train(parts):
+            assert isinstance(answer, Message)
+            report = protocol.decode_report(answer)
+            assert (report.version, report.updates_skipped, report.skipped[0].minibatch) == (1, 1, 0)
+            assert np.isnan(report.skipped[0].loss) and np.isfinite(report.skipped[0].gradient_norm)
+        assert_same(await both.weights(version=1), initial)
+        parts = four_groups(config, version=1)
+        parts[0].batch.behaviour_logprobs[-1] = np.nan
+        for said in await both.refuse(parts):
+            assert "(2 updates in a row; training.max_skipped_updates=1)" in said
+        answers = await both.train(four_groups(config, version=1))
+        assert [answer.arguments["skipped"] for answer in answers if isinstance(answer, Message)] == [[], []]
+        trained = await both.weights(version=2)
+        assert max(float((tensor - initial[name]).abs().max()) for name, tensor in trained.items()) > 1e-3
 
 
 async def a_gradient_fails(both: TwoRanks, parts: Sequence[Shard], rank: int) -> None:

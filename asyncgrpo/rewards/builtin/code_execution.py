@@ -1,0 +1,162 @@
+"""Does the code in a completion pass its tests? It runs in a sandbox (`sandbox`)."""
+
+from __future__ import annotations
+
+import functools
+import os
+import re
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from queue import SimpleQueue
+from typing import Any, Literal
+
+from pydantic import PositiveFloat, PositiveInt
+
+from asyncgrpo.concurrency import start_job
+from asyncgrpo.errors import ConfigError
+from asyncgrpo.rewards.builtin.base import Builtin, Completions, arguments, text_of
+from asyncgrpo.rewards.builtin.sandbox import APART, Limits, Ran, kept_apart, run_tests
+from asyncgrpo.rewards.values import BadValue
+from asyncgrpo.user_code.texts import brief
+
+_FENCE = re.compile(r"^[ \t]*```[ \t]*([\w+-]*)[^\n]*\n(.*?)(?:^[ \t]*```|\Z)", re.DOTALL | re.MULTILINE)
+_PYTHON = ("python", "py", "python3")
+MEBIBYTE = 1 << 20
+
+
+def code_in(text: str) -> str:
+    """The last fenced block of Python, else the last of no language, else the whole text."""
+    blocks: list[tuple[str, str]] = [(language.lower(), code) for language, code in _FENCE.findall(text)]
+    for languages in (_PYTHON, ("",)):
+        if found := [code for language, code in blocks if language in languages]:
+            return found[-1]
+    return "" if blocks else text
+
+
+@arguments
+class CodeExecution(Builtin):
+    """The share of its tests that the completion's code passes; None for a row without tests."""
+
+    short = "code_execution"
+
+    answer_column: str = "tests"
+    """The dataset's column with the tests: Python as `assert add(1, 2) == 3`, in one text or a list, each run after the
+    code; or a list of {"input": …, "output": …}, where the code is a program that reads and prints."""
+    setup_column: str | None = None
+    """A column with Python that is put before the code, as imports."""
+    score: Literal["share", "all"] = "share"
+    """The share of tests that pass, or 1 only if all do."""
+    deadline: PositiveFloat = 5.0
+    """Seconds a test may take."""
+    memory_mib: PositiveInt = 512
+    """Memory of a test."""
+    disk_mib: PositiveInt = 16
+    """What a test may write."""
+    max_files: PositiveInt = 64
+    """Files a test may have open."""
+    max_processes: PositiveInt = 16
+    """Processes and threads a test may have, where the kernel counts them."""
+    workers: PositiveInt | None = None
+    """Sandboxes at once, shared by all rewards that ask for as many. Absent: half of the cores."""
+    require_isolation: bool = False
+    """Refuse to run where the code cannot be kept from network, processes and files; else that is only warned of."""
+
+    def columns(self) -> list[str]:
+        return [*super().columns(), *([self.setup_column] if self.setup_column else [])]
+
+    def check(self) -> None:
+        if not self.require_isolation:
+            return
+        if missing := [what for what in APART if what not in kept_apart()]:
+            raise ConfigError(
+                f"reward {self.short!r}: this machine cannot keep code from {', '.join(missing)} (it refuses user "
+                "namespaces), and require_isolation is set; allow them, or leave it out"
+            )
+
+    def __call__(
+        self, *, completions: Completions, log_metric: Callable[[str, float], None] | None = None, **columns: Any
+    ) -> list[float | None]:
+        tests = self.answers(columns)
+        setups = [""] * len(completions) if self.setup_column is None else columns[self.setup_column]
+        jobs = [
+            functools.partial(self._score, text_of(completion), of_one, setup or "")
+            for completion, of_one, setup in zip(completions, tests, setups, strict=True)
+        ]
+        scores = _in_parallel(jobs, _slots(self.workers))
+        late = sum(late for _, late in scores)
+        if log_metric is not None and late:
+            log_metric(f"{self.short}/late", float(late))
+        return [score for score, _ in scores]
+
+    def _score(self, text: str, tests: Any, setup: str) -> tuple[float | None, int]:
+        """And how many tests were late."""
+        read = _tests(tests, str(self.answer_column))
+        if not read:
+            return None, 0
+        limits = Limits(
+            seconds=self.deadline,
+            memory=self.memory_mib * MEBIBYTE,
+            disk=self.disk_mib * MEBIBYTE,
+            files=self.max_files,
+            processes=self.max_processes,
+        )
+        given = [{name: value for name, value in test.items() if name != "output"} for test in read]
+        ran = run_tests(f"{setup}\n{code_in(text)}" if setup else code_in(text), given, limits)
+        passed = [_passes(test, result) for test, result in zip(read, ran, strict=True)]
+        share = sum(passed) / len(passed)
+        return (share if self.score == "share" else float(all(passed))), sum(each.late for each in ran)
+
+
+def _tests(column: Any, name: str) -> list[Mapping[str, str]]:
+    listed: Sequence[Any] = [column] if column and isinstance(column, str | Mapping) else column or []
+    tests: list[Mapping[str, str]] = []
+    for each in listed:
+        if isinstance(each, str):
+            tests.append({"code": each})
+        elif isinstance(each, Mapping) and isinstance(each.get("input"), str) and isinstance(each.get("output"), str):
+            tests.append({"input": each["input"], "output": each["output"]})
+        else:
+            raise BadValue(f"column {name!r} holds {brief(each)}, expected Python or {{'input': …, 'output': …}}")
+    return tests
+
+
+def _passes(test: Mapping[str, str], ran: Ran) -> bool:
+    if "output" not in test:
+        return ran.passed
+    return ran.passed and _lines(ran.output) == _lines(test["output"])
+
+
+def _lines(output: str) -> list[str]:
+    """Without blanks at the ends of lines and empty lines at the end."""
+    return [line.rstrip() for line in output.rstrip().splitlines()]
+
+
+def _in_parallel(jobs: Sequence[Callable[[], tuple[float | None, int]]], slots: threading.Semaphore) -> list[Any]:
+    """Results in order; the first error is raised once all have ended."""
+    results: list[Any] = [None] * len(jobs)
+    ended = SimpleQueue[BaseException | None]()
+
+    def run(index: int) -> None:
+        try:
+            with slots:
+                results[index] = jobs[index]()
+        except BaseException as error:  # handed to the caller
+            ended.put(error)
+        else:
+            ended.put(None)
+
+    for index in range(len(jobs)):
+        start_job(functools.partial(run, index))
+    errors = [error for _ in jobs if (error := ended.get()) is not None]
+    if errors:
+        raise errors[0]
+    return results
+
+
+def _slots(count: int | None) -> threading.Semaphore:
+    return _shared(max(1, len(os.sched_getaffinity(0)) // 2) if count is None else count)
+
+
+@functools.cache
+def _shared(count: int) -> threading.Semaphore:
+    return threading.Semaphore(count)
