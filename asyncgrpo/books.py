@@ -18,6 +18,7 @@ from asyncgrpo.buffer.tally import Tally
 from asyncgrpo.errors import AsyncGRPOError
 from asyncgrpo.observe.ledger_file import append_entries, append_uses
 from asyncgrpo.preflight import Job
+from asyncgrpo.prompts.curriculum import Curriculum
 from asyncgrpo.prompts.queue import PromptQueue, Ticket, ticket_state
 from asyncgrpo.types import Fate, Group, LedgerEntry
 
@@ -40,9 +41,12 @@ class Books:
 
     def __init__(self, job: Job, contract: StalenessContract) -> None:
         config = job.config
-        self._contract = contract
+        self._contract, self._stream = contract, job.prompts
         self._prompts = PromptQueue(
-            job.prompts, config.generation.max_prompt_failures, pause_admissions=config.fresh_groups
+            job.prompts,
+            config.generation.max_prompt_failures,
+            pause_admissions=config.fresh_groups,
+            curriculum=Curriculum(config.curriculum) if config.curriculum.kind == "pass_rate" else None,
         )
         self._ledger = Ledger()
         self._accounting = Accounting(config.generation.max_completion_length)
@@ -71,6 +75,7 @@ class Books:
 
     def finished(self, group: Group, cut_samples: int, failed_samples: int) -> None:
         """A group is about to enter the buffer."""
+        self._prompts.scored(group.prompt, [sample.reward for sample in group.samples])
         self._outcomes[group.group_id] = Outcome.of(group, cut_samples, failed_samples)
 
     def failed(self, group_id: int, reason: str, error: AsyncGRPOError, *, by_prompt: bool) -> bool:
@@ -115,7 +120,13 @@ class Books:
 
     def fields(self) -> dict[str, float]:
         """Fields of the step record: what was trained against all that finished."""
-        found: dict[str, float] = {"quarantined_prompts": len(self.quarantined)}
+        found: dict[str, float] = {
+            "quarantined_prompts": len(self.quarantined),
+            "prompts_too_long": self._stream.skipped_per_epoch,
+            "prompts_shortened": self._stream.shortened_per_epoch,
+        }
+        if self._prompts.curriculum is not None:
+            found |= {f"curriculum_prompts/{where}": n for where, n in self._prompts.curriculum.counts().items()}
         for name, difference in self._accounting.trained_versus_generated().items():
             found[f"trained_less_generated/{name}"] = difference.difference
             error = difference.standard_error

@@ -109,7 +109,7 @@ async def _run(
     assert run is not None
     on_start(asyncio.get_running_loop(), run)
     progress.note(_plan(job, folder))
-    for remark in [*notes, *remarks_on(job.config)]:
+    for remark in [*notes, *job.prompts.remarks, *remarks_on(job.config)]:
         progress.note(f"  note: {remark}")
     await forecast.at_start(folder, progress)
     async with _signals(progress) as signals, open_session(job, folder, progress, engine_module) as session:

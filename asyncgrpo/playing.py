@@ -12,11 +12,12 @@ from asyncgrpo.environments.building import Source, build_player
 from asyncgrpo.environments.player import Player
 from asyncgrpo.errors import ConfigError
 from asyncgrpo.prompts.encoding import encode
+from asyncgrpo.prompts.stream import PromptStream
 from asyncgrpo.rewards.binding import bound
 from asyncgrpo.rewards.decoding import decoder_of
 from asyncgrpo.rewards.functions import ENVIRONMENT_REWARD, RewardFunction, check_parameters
 from asyncgrpo.rewards.importing import OWN, from_config
-from asyncgrpo.types import Prompt, PromptText
+from asyncgrpo.types import PromptText
 
 
 def reward_functions(
@@ -55,15 +56,16 @@ def with_tools(config: RunConfig, source: Source | None) -> RunConfig:
     return config.model_copy(update={"data": config.data.model_copy(update={"chat_template_kwargs": options})})
 
 
-def player_of(source: Source | None, shown: RunConfig, tokenizer: Any, first: Prompt) -> Player | None:
+def player_of(source: Source | None, shown: RunConfig, tokenizer: Any, stream: PromptStream) -> Player | None:
     """Plays the turns of a sample; None: a sample is one completion.
 
-    shown: `with_tools`. first: one of the prompts. Raises ConfigError as `build_player` does.
+    shown: `with_tools`. stream: the prompts. Raises ConfigError as `build_player` does.
     """
     if source is None:
         return None
-    return build_player(source, shown, tokenizer, decoder_of(tokenizer), partial(_encode, tokenizer, shown), first)
+    encode_row = partial(_encode, tokenizer, shown, stream)
+    return build_player(source, shown, tokenizer, decoder_of(tokenizer), encode_row, stream.peek(1)[0])
 
 
-def _encode(tokenizer: Any, config: RunConfig, prompt: PromptText, row: int) -> tuple[int, ...]:
-    return encode(prompt, tokenizer, config, row)
+def _encode(tokenizer: Any, config: RunConfig, stream: PromptStream, prompt: PromptText, row: int) -> tuple[int, ...]:
+    return encode(prompt, tokenizer, config, stream.where(row))

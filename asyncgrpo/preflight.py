@@ -80,11 +80,11 @@ def prepare(
     source = find_source(config, environment_factory, tools)
     functions = reward_functions(config, source, rewards)
     checked_rows = load_rows(config, rows)
-    check_columns(functions, source, set(checked_rows.column_names) - {config.data.prompt_column})
+    check_columns(functions, source, set(checked_rows.column_names) - {checked_rows.prompt_column})
     tokenizer = load_tokenizer(config) if tokenizer is None else tokenizer
     shown = with_tools(config, source)
     prompts = PromptStream(checked_rows, tokenizer, shown)
-    player = player_of(source, shown, tokenizer, prompts.peek(1)[0])
+    player = player_of(source, shown, tokenizer, prompts)
     context = model_setting(config, "max_position_embeddings")
     steps = total_steps(config, prompts.prompts_per_epoch)
     training = with_length(config.training, steps)

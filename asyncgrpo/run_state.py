@@ -28,7 +28,7 @@ from asyncgrpo.types import Group, Replayable
 
 __all__ = ["Captured", "RunParts", "capture", "read", "restore", "write"]
 
-FORMAT = 1
+FORMAT = 2
 STATE, BUFFER, REPLAY = "state.json", "buffer", "replay"
 CLOCK_DRIFT = 1.0
 """Seconds by which the clocks of two processes since the same boot may differ; times are then left as they are."""

@@ -80,7 +80,8 @@ class AsyncGRPOTrainer:
         reward_funcs: one function or several, plain or async, lambdas and closures included, called with `prompts`,
             `completions`, `completion_ids` and the dataset's columns.
         args: settings; the defaults when absent.
-        train_dataset: a `datasets.Dataset`, a list of rows with a `prompt`, or a path or hub name of rows.
+        train_dataset: a `datasets.Dataset` or `IterableDataset`, a list of rows with a `prompt`, or a path or hub name
+            of rows. Absent where `args.dataset_mix` names datasets.
         processing_class: tokenizer; the model's own when absent.
         tools: functions that the model may call, plain or async, with type hints and a docstring.
         environment_factory: makes the environment of a sample: see `asyncgrpo.environments.Environment`; or an object
@@ -127,7 +128,8 @@ class AsyncGRPOTrainer:
             )
         self.args = args if args is not None else AsyncGRPOConfig()
         path = model if isinstance(model, str | os.PathLike) else self._saved(model, processing_class)
-        sections = {"model": {"path": os.fspath(path)}, **_named(train_dataset), **_held_out(eval_dataset)}
+        has_mix = bool(self.args.to_run_config().data.mix)
+        sections = {"model": {"path": os.fspath(path)}, **_named(train_dataset, has_mix), **_held_out(eval_dataset)}
         eval_rows = None if "evaluation" in sections else eval_dataset
         rows = None if "data" in sections else train_dataset
         config = self.args.to_run_config(**sections)
@@ -208,8 +210,10 @@ def _python_names() -> Iterator[None]:
         raise
 
 
-def _named(dataset: Any) -> dict[str, Any]:
+def _named(dataset: Any, has_mix: bool) -> dict[str, Any]:
     """The `data` section of a dataset that is named rather than given."""
+    if dataset is None and has_mix:
+        return {}
     if dataset is None:
         raise ConfigError(
             "train_dataset is missing: give a datasets.Dataset, a list of rows, a JSONL, JSON or Parquet file, "

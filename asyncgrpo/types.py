@@ -31,6 +31,7 @@ class Prompt:
     prompt_id: str
     """Stable over resumes: `"{epoch}-{row}"`."""
     epoch: int
+    """Pass over its dataset."""
     row: int
     prompt: PromptText
     """As the dataset gives it: a string, or a list of chat messages."""
@@ -38,6 +39,8 @@ class Prompt:
     """What the engine is asked to continue."""
     columns: Mapping[str, Any] = field(default_factory=dict)
     """The row's other columns, handed to reward functions."""
+    source: str | None = None
+    """Name of its dataset, where several are mixed."""
     opening: PromptText | None = None
     """What an environment put behind the dataset's own prompt: the end of `prompt`."""
 

@@ -67,10 +67,10 @@ def config_of(model: Path, folder: Path, urls: Sequence[str] = (), **sections: A
     return run_config(model, folder, urls, **base)
 
 
-def job_of(config: Any, eval_rows: Any, *, reward: Any = is_good, rows: Any = None) -> Job:
-    return prepare(
-        config, rows=data() if rows is None else rows, rewards=from_callables(reward), eval_rows=eval_rows, machine=HERE
-    )
+def job_of(config: Any, eval_rows: Any, *, reward: Any = is_good, rows: Any = None, from_config: bool = False) -> Job:
+    """from_config: training rows are those that the configuration names."""
+    rows = None if from_config else data() if rows is None else rows
+    return prepare(config, rows=rows, rewards=from_callables(reward), eval_rows=eval_rows, machine=HERE)
 
 
 def evaluations(folder: Path) -> list[dict[str, Any]]:

@@ -34,14 +34,15 @@ from asyncgrpo.observe.rewind import lengths, rewind
 from asyncgrpo.observe.run_folder import RunFolder
 from asyncgrpo.preflight import Job
 from asyncgrpo.prompts.stream import PromptStream
+from asyncgrpo.prompts.table import Rows, Source
 from asyncgrpo.types import Completion, Group, LedgerEntry, Sample
 
 ERROR = EngineUnavailable("the engine said no")
 SHM = Path("/dev/shm")
 
 
-class Rows:
-    """As much of a `datasets.Dataset` as the stream asks for."""
+class Dataset:
+    """As much of a `datasets.Dataset` as is asked for."""
 
     column_names = ("prompt", "object")
 
@@ -51,10 +52,12 @@ class Rows:
     def __len__(self) -> int:
         return self._count
 
-    def __getitem__(self, row: int | list[int]) -> dict[str, Any]:
-        if isinstance(row, list):
-            return {"prompt": [f"prompt {each}" for each in row], "object": [object for _ in row]}
-        return {"prompt": f"prompt {row}", "object": object}
+    def __getitem__(self, rows: list[int]) -> dict[str, Any]:
+        return {"prompt": [f"prompt {row}" for row in rows], "object": [object for _ in rows]}
+
+
+def table(count: int) -> Rows:
+    return Rows([Source(name="data", values=Dataset(count), system_prompt=None)], "prompt", mixed=False)
 
 
 def tokenizer(text: str) -> dict[str, list[int]]:
@@ -96,7 +99,7 @@ class Run:
     def start(self) -> None:
         """New objects, as a new process makes them."""
         config = self.config
-        self.stream = PromptStream(Rows(self.rows), tokenizer, config)
+        self.stream = PromptStream(table(self.rows), tokenizer, config)
         self.contract = StalenessContract(
             max_staleness=config.buffer.max_staleness,
             groups_per_step=config.fresh_groups,
@@ -310,7 +313,7 @@ def check_stories(run: Run, entries: list[LedgerEntry]) -> None:
         if story[-1].fate == "reissued":
             assert waiting[story[-1].prompt_id] == len(story)
     quarantined = run.books.quarantined
-    before = PromptStream(Rows(run.rows), tokenizer, run.config)
+    before = PromptStream(table(run.rows), tokenizer, run.config)
     while before.cursor != run.stream.cursor:
         prompt = before.next()
         assert prompt.prompt_id in stories or prompt.row in quarantined, f"{prompt.prompt_id} was skipped"
@@ -490,6 +493,6 @@ def test_a_state_of_another_version_is_refused(tmp_path: Path) -> None:
     run = saved_run(tmp_path)
     assert run.saved is not None
     path = run.saved[0] / "state.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"format": 2}))
-    with pytest.raises(CheckpointError, match="has format 2; this version of asyncgrpo reads 1"):
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"format": 99}))
+    with pytest.raises(CheckpointError, match="has format 99; this version of asyncgrpo reads 2"):
         restored(run)

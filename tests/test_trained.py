@@ -312,3 +312,20 @@ def test_a_card_names_hub_models_and_no_secrets(tmp_path: Path) -> None:
         assert secret not in text
     assert "| `data.system_prompt` | a\\|b c |" in text
     assert "reward.png" not in text
+
+
+def test_a_card_names_the_datasets_of_a_mix_and_no_folders(tmp_path: Path) -> None:
+    names = [str(tmp_path / "rows.jsonl"), "org/more", "reasoning_gym:leg_counting"]
+    config = run_config(
+        tmp_path / "x",
+        tmp_path,
+        data={"mix": [{"dataset": name, "weight": 2.0} for name in names]},
+        curriculum={"kind": "pass_rate"},
+    )
+    write_model_card(tmp_path, RunFolder(tmp_path / "run"), config, 3)
+    text = (tmp_path / "README.md").read_text()
+    assert ModelCard(text).data.datasets == ["org/more"]
+    assert "for 3 steps on rows.jsonl, org/more, reasoning_gym:leg_counting: all weights" in text
+    assert '| `data.mix` | [{"dataset": "rows.jsonl", "weight": 2.0}, ' in text
+    assert "| `curriculum.kind` | pass_rate |" in text
+    assert str(tmp_path) not in text

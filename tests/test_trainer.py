@@ -283,7 +283,10 @@ def test_resuming_is_refused(idle: AsyncGRPOTrainer) -> None:
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        ({"train_dataset": [{"question": "1"}]}, "it has question. Set prompt_column$"),
+        (
+            {"train_dataset": [{"question": "1"}]},
+            "it has question. Set prompt_column, dataset_columns or prompt_template$",
+        ),
         ({"reward_funcs": []}, "reward_funcs is empty: give a function"),
         ({"model": "/nowhere"}, "^model=/nowhere does not exist"),
         ({"train_dataset": "/no.jsonl"}, "^train_dataset=/no.jsonl: no such file"),

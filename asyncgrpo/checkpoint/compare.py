@@ -45,9 +45,9 @@ FREE: frozenset[str] = frozenset().union(
     _keys("weights", "transport shared_memory_dir publish_timeout publish_concurrency probe probe_tolerance"),
     _keys(
         "evaluation",
-        "dataset dataset_config dataset_split max_prompts eval_strategy eval_steps eval_on_start num_generations_eval "
-        "temperature max_completion_length rewards pass_reward pass_threshold max_concurrency one_version timeout "
-        "save_samples",
+        "dataset dataset_config dataset_split columns prompt_template system_prompt task_arguments max_prompts "
+        "eval_strategy eval_steps eval_on_start num_generations_eval temperature max_completion_length rewards "
+        "pass_reward pass_threshold max_concurrency one_version timeout save_samples",
     ),
     _keys("checkpoint", "save_steps save_minutes save_total_limit keep_every save_timeout"),
     _keys(
@@ -70,9 +70,10 @@ MEANING: frozenset[str] = frozenset().union(
     _keys("lora", "lora_r lora_alpha lora_dropout lora_target_modules lora_modules_to_save"),
     _keys(
         "data",
-        "dataset dataset_config dataset_split prompt_column system_prompt shuffle_dataset max_prompt_length "
-        "chat_template_kwargs",
+        "dataset dataset_config dataset_split max_rows prompt_column columns prompt_template mix system_prompt "
+        "task_arguments shuffle_dataset max_prompt_length long_prompts chat_template_kwargs",
     ),
+    _keys("curriculum", "kind pass_reward low high rest_epochs retire_after"),
     _keys("environment", "path arguments tools tool_parser max_turns turn_rewards"),
     _keys("rewards", "path arguments weight name"),
     _keys(

@@ -50,7 +50,7 @@ def run(arguments: argparse.Namespace, overrides: Sequence[str]) -> int:
     def answer(history: Sequence[dict[str, str]]) -> str:
         prompt = with_system_prompt(list(history) if has_turns else history[-1]["content"], config.data.system_prompt)
         streamer = TextStreamer(tokenizer, skip_prompt=True, skip_special_tokens=True)
-        (tokens,) = complete(model, tokenizer, encode(prompt, tokenizer, config, 0), config, streamer=streamer)
+        (tokens,) = complete(model, tokenizer, encode(prompt, tokenizer, config, "chat"), config, streamer=streamer)
         return str(tokenizer.decode(tokens, skip_special_tokens=True))
 
     talk(_lines(), answer)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
@@ -47,7 +48,7 @@ def run(arguments: argparse.Namespace, overrides: Sequence[str]) -> int:
     from asyncgrpo.learning.answering import complete, place
     from asyncgrpo.prompts.encoding import encode
 
-    encoded = [encode(prompt, tokenizer, trained.config, row) for row, prompt in enumerate(prompts)]
+    encoded = [encode(prompt, tokenizer, trained.config, f"prompt {n}") for n, prompt in enumerate(prompts, 1)]
     model = trained.load()
     place(model)
     if not arguments.json:
@@ -73,8 +74,7 @@ def _prompts(arguments: argparse.Namespace, trained: Trained, tokenizer: Any) ->
             is_chat = trained.is_chat if trained.is_chat is not None else bool(tokenizer.chat_template)
             yield with_system_prompt([{"role": "user", "content": text}] if is_chat else text, data.system_prompt)
         return
-    for row in load_rows(trained.config).select_columns([data.prompt_column]).take(arguments.rows):
-        yield with_system_prompt(row[data.prompt_column], data.system_prompt)
+    yield from itertools.islice(load_rows(trained.config).prompts(), arguments.rows)
 
 
 def _show(prompt: PromptText, texts: Sequence[str]) -> None:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt
 
+from asyncgrpo.config.data import TASKS, check_columns, template_columns
 from asyncgrpo.config.section import PathText, Section
 
 LEAST_TEMPERATURE = 0.01
@@ -14,11 +15,19 @@ LEAST_TEMPERATURE = 0.01
 
 class EvaluationSection(Section):
     dataset: PathText = ""
-    """Held-out prompts, with the columns of data.dataset: a file, a folder or a name on the hub. Absent: none."""
+    """Held-out prompts: a file, a folder, a name on the hub, or `reasoning_gym:TASK`. Absent: none."""
     dataset_config: str | None = None
     """Configuration of a hub dataset, for example `main` of openai/gsm8k."""
     dataset_split: str = "test"
     """Split to evaluate on."""
+    columns: dict[str, str] | None = None
+    """New names of its columns, as data.columns. Absent: those."""
+    prompt_template: str | None = None
+    """Text of its prompts, as data.prompt_template. Absent: that."""
+    system_prompt: str | None = None
+    """Put before its prompts, as data.system_prompt. Absent: that."""
+    task_arguments: dict[str, Any] | None = None
+    """Of its reasoning_gym task. Absent: data.task_arguments, but with `size` and `seed` of its own."""
     max_prompts: PositiveInt | None = None
     """Most prompts, the first that fit. Absent: all."""
     eval_strategy: Literal["no", "steps"] = "steps"
@@ -52,6 +61,7 @@ class EvaluationSection(Section):
 
     def check(self) -> None:
         """Raises ValueError for settings that contradict each other, or would measure nothing."""
+        self._check_shape()
         if self.temperature is not None and 0.0 < self.temperature < LEAST_TEMPERATURE:
             raise ValueError(
                 f"evaluation.temperature={self.temperature:g} is not what engines would sample at: vLLM raises what "
@@ -67,6 +77,17 @@ class EvaluationSection(Section):
             raise ValueError(
                 f"evaluation.eval_steps={self.eval_steps} has no effect with evaluation.eval_strategy=no; set "
                 "evaluation.eval_strategy=steps, or leave evaluation.eval_steps out"
+            )
+
+    def _check_shape(self) -> None:
+        """Of the rows."""
+        check_columns(self.columns or {}, "evaluation.columns")
+        if self.prompt_template is not None:
+            template_columns(self.prompt_template, "evaluation.prompt_template")
+        if self.task_arguments and self.dataset and not self.dataset.startswith(TASKS):
+            raise ValueError(
+                "evaluation.task_arguments are for tasks, and evaluation.dataset is none; name one, as "
+                f"evaluation.dataset={TASKS}leg_counting"
             )
 
     @property

@@ -12,6 +12,7 @@ from typing import Any, get_args
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
+from asyncgrpo.config.data import MixedDataset
 from asyncgrpo.config.names import DOTTED, ELSEWHERE, FIELDS, FLAT, SECTIONS, Face, closest, dotted, spell
 from asyncgrpo.config.plain import not_json
 from asyncgrpo.config.root import RunConfig
@@ -33,6 +34,9 @@ METHODS = {
 
 Where = Callable[[str], str]
 """Where a dotted key was given, as ` (run.yaml:7)`, or an empty string."""
+
+_MIX = ("data", "mix")
+"""Its items have fields of their own."""
 
 _SHOWN = 80  # characters of a wrong value
 
@@ -144,7 +148,7 @@ def _shown(value: Any) -> str:
 
 def _key(location: tuple[int | str, ...]) -> str:
     """Dotted key of a pydantic location, without the names of a union's branches that pydantic appends."""
-    depth = 2 if location and location[0] in SECTIONS else len(location)
+    depth = 2 if location and location[0] in SECTIONS and location[:2] != _MIX else len(location)
     inner = [part for part in location[depth:] if isinstance(part, int)]
     return ".".join(str(part) for part in (*location[:depth], *inner))
 
@@ -155,6 +159,8 @@ def unknown_key(key: str, face: Face, where: str = "") -> str:
     section = ".".join(path)
     if not section:
         return f"unknown setting {name!r}{where}; {_advice(name, '', face)}"
+    if section.startswith("data.mix"):
+        return f"unknown key {name!r} in {section}{where}; an entry has {', '.join(MixedDataset.model_fields)}"
     if section.startswith("rewards"):
         return f"unknown key {name!r} in {section}{where}; a reward has {', '.join(RewardSection.model_fields)}"
     return f"unknown key {name!r} in section {section}{where}; {_advice(name, section, face)}"

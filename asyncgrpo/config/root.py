@@ -7,6 +7,7 @@ from urllib.parse import urlsplit
 
 from pydantic import model_validator
 
+from asyncgrpo.config.curriculum import CurriculumSection
 from asyncgrpo.config.devices import check_devices
 from asyncgrpo.config.environment import EnvironmentSection
 from asyncgrpo.config.evaluation import EvaluationSection
@@ -43,6 +44,7 @@ class RunConfig(Section):
     model: ModelSection = ModelSection()
     lora: LoraSection = LoraSection()
     data: DataSection = DataSection()
+    curriculum: CurriculumSection = CurriculumSection()
     rewards: tuple[RewardSection, ...] = ()
     """Reward functions by import path; their weighted sum is the reward."""
     environment: EnvironmentSection = EnvironmentSection()

@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, field_serializer
 
+from asyncgrpo.config.data import DataSection as DataSection
 from asyncgrpo.config.objective import ObjectiveSection as ObjectiveSection
 from asyncgrpo.config.secrets import masked_url
 from asyncgrpo.config.section import AtLeastTiny, Fraction, PathText
@@ -69,25 +70,6 @@ class LoraSection(Section):
     lora_adapter: PathText | None = None
     """Folder of a LoRA adapter, as peft saves it, to go on training: rank, scale and modules are then its own. The same
     as naming it as model.path, where its base model lies elsewhere than it says."""
-
-
-class DataSection(Section):
-    dataset: PathText = ""
-    """Where prompts come from: a JSONL, JSON or Parquet file, a folder saved by `datasets`, or a name on the hub."""
-    dataset_config: str | None = None
-    """Configuration of a hub dataset, for example `main` of openai/gsm8k."""
-    dataset_split: str = "train"
-    """Split to train on."""
-    prompt_column: str = "prompt"
-    """Column with the prompt: a string, or a list of chat messages."""
-    system_prompt: str | None = None
-    """Put before every prompt as a system message; string prompts become chats."""
-    shuffle_dataset: bool = True
-    """Shuffle rows anew in every epoch, seeded by run.seed."""
-    max_prompt_length: PositiveInt | None = None
-    """Prompts with more tokens are skipped and counted; none are cut."""
-    chat_template_kwargs: dict[str, Any] = Field(default={})
-    """Passed to the tokenizer's chat template."""
 
 
 class RewardSection(Section):

@@ -42,10 +42,12 @@ NEEDLESS = frozenset(_NEEDLESS.split())
 
 _NOT_YET = "this version does not have it"
 
+_STREAMING = "set <data.max_rows>: so many rows are streamed before the run, and no more are downloaded"
+
 SCRIPT: Mapping[str, str] = {
     "model_revision": "download that revision, and name its folder as <model.path>",
-    "dataset_test_split": "name held-out prompts: <evaluation.dataset>, with <evaluation.dataset_split>",
-    "dataset_streaming": f"{_NOT_YET}: rows are loaded before a run",
+    "dataset_test_split": "name it as <evaluation.dataset_split>, of <evaluation.dataset>",
+    "dataset_streaming": _STREAMING,
     "reward_model_name_or_path": f"{_NOT_YET}: call the model in a reward function of your own",
     "ignore_bias_buffers": "not needed",
     "lora_task_type": "not needed",
@@ -56,9 +58,9 @@ SCRIPT: Mapping[str, str] = {
         ["load_in_8bit", "load_in_4bit", "bnb_4bit_quant_type", "use_bnb_nested_quant", "bnb_4bit_quant_storage"],
         f"{_NOT_YET}: the trained weights have <model.dtype>",
     ),
-    "streaming": f"{_NOT_YET}: rows are loaded before a run",
-    "test_split_size": "put held-out rows into a file of their own: <evaluation.dataset>",
-    "datasets": "this version trains on one dataset: <data.dataset>; concatenate several into a file",
+    "streaming": _STREAMING,
+    "test_split_size": "write the held-out rows to a file of their own, and name it as <evaluation.dataset>",
+    "datasets": "TRL concatenates them: name each in <data.mix>, with its number of rows as weight",
     "env": "set environment variables in the shell that starts the run",
     "accelerate_config": "name devices: <learner.devices>, <engines.devices>",
     "num_processes": "processes follow from <learner.devices>",

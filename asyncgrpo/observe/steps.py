@@ -103,6 +103,17 @@ def _reward_fields(groups: Sequence[Group], samples: Sequence[Sample]) -> Fields
         values = [value for sample in samples if (value := sample.rewards.get(function)) is not None]
         fields[f"reward_mean/{function}"] = _mean(np.array(values))
         fields[f"reward_stddev/{function}"] = _stddev(np.array(values))
+    return fields | _source_fields(groups)
+
+
+def _source_fields(groups: Sequence[Group]) -> Fields:
+    """By dataset, where several are mixed."""
+    fields: Fields = {}
+    for source in sorted({group.prompt.source for group in groups if group.prompt.source is not None}):
+        own = [group for group in groups if group.prompt.source == source]
+        rewards = np.array([sample.reward for group in own for sample in group.samples], dtype=np.float64)
+        fields[f"dataset_groups/{source}"] = len(own)
+        fields[f"dataset_reward_mean/{source}"] = _mean(rewards[~np.isnan(rewards)])
     return fields
 
 

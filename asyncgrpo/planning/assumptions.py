@@ -21,10 +21,12 @@ CARRIED_OVER: frozenset[str] = frozenset().union(
     _keys("lora", "lora_r lora_dropout lora_target_modules lora_modules_to_save lora_adapter"),
     _keys(
         "data",
-        "dataset dataset_config dataset_split prompt_column system_prompt shuffle_dataset max_prompt_length "
-        "chat_template_kwargs",
+        "dataset dataset_config dataset_split max_rows prompt_column columns prompt_template mix system_prompt "
+        "task_arguments shuffle_dataset max_prompt_length long_prompts chat_template_kwargs",
     ),
     _keys("environment", "path arguments tools tool_parser max_turns max_concurrency"),
+    # Which prompts come, and so how long answers are.
+    _keys("curriculum", "kind pass_reward low high rest_epochs retire_after"),
     _keys(
         "generation",
         "num_generations max_completion_length temperature top_p top_k min_p stop_token_ids num_extra_generations "
@@ -49,8 +51,9 @@ CARRIED_OVER: frozenset[str] = frozenset().union(
     _keys("observe", "save_rollouts"),
     _keys(
         "evaluation",
-        "dataset dataset_config dataset_split max_prompts eval_strategy eval_steps eval_on_start num_generations_eval "
-        "temperature max_completion_length max_concurrency one_version",
+        "dataset dataset_config dataset_split columns prompt_template system_prompt task_arguments max_prompts "
+        "eval_strategy eval_steps eval_on_start num_generations_eval temperature max_completion_length "
+        "max_concurrency one_version",
     ),
 )
 """Settings that shape a recorded pace: of these, a prediction for another run keeps what the recorded one had."""
@@ -132,6 +135,8 @@ def _value(config: RunConfig, key: str) -> object:
 def _shown(config: RunConfig, key: str) -> str:
     section, _, field = key.partition(".")
     value = _value(config, key) if key == "engines.urls" else getattr(getattr(config, section), field)
+    if key == "data.mix":
+        value = tuple(f"{entry.label} x {entry.weight:g}" for entry in config.data.mix)
     return (
         (", ".join(str(getattr(each, "path", each)) for each in value) or "none")
         if isinstance(value, tuple)

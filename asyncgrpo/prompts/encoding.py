@@ -38,22 +38,22 @@ def with_system_prompt(prompt: PromptText, system_prompt: str | None) -> PromptT
     return messages if system_prompt is None else [{"role": "system", "content": system_prompt}, *messages]
 
 
-def encode(prompt: PromptText, tokenizer: Any, config: RunConfig, row: int) -> tuple[int, ...]:
+def encode(prompt: PromptText, tokenizer: Any, config: RunConfig, where: str) -> tuple[int, ...]:
     """Token ids of one prompt.
 
     Text is tokenised with the special tokens the tokenizer adds by itself; a chat is rendered by the chat template with
-    the header of the coming answer. Raises DataError naming `row`.
+    the header of the coming answer. Raises DataError, which `where` names the row for.
     """
     if isinstance(prompt, str):
         ids = tokenizer(prompt)["input_ids"]
     else:
-        ids = _render(prompt, tokenizer, config.data.chat_template_kwargs, row)
+        ids = _render(prompt, tokenizer, config.data.chat_template_kwargs, where)
     if not ids:
-        raise DataError(f"row {row}: the prompt {str(prompt)[:60]!r} has no tokens; remove the row")
+        raise DataError(f"{where}: the prompt {str(prompt)[:60]!r} has no tokens; remove the row")
     return tuple(ids)
 
 
-def _render(messages: Any, tokenizer: Any, options: Mapping[str, Any], row: int) -> list[int]:
+def _render(messages: Any, tokenizer: Any, options: Mapping[str, Any], where: str) -> list[int]:
     from jinja2 import TemplateError
 
     if not tokenizer.chat_template:
@@ -66,7 +66,7 @@ def _render(messages: Any, tokenizer: Any, options: Mapping[str, Any], row: int)
             list(messages), add_generation_prompt=True, tokenize=True, return_dict=False, **options
         )
     except (TemplateError, TypeError, ValueError) as error:
-        raise DataError(f"row {row}: the chat template refuses the prompt: {' '.join(str(error).split())}") from error
+        raise DataError(f"{where}: the chat template refuses the prompt: {' '.join(str(error).split())}") from error
     return ids
 
 

@@ -10,10 +10,11 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 from asyncgrpo.errors import DataError
+from asyncgrpo.prompts.curriculum import Curriculum
 from asyncgrpo.prompts.stream import PromptStream
 from asyncgrpo.types import Prompt
 
@@ -44,11 +45,14 @@ class PromptQueue:
     """Hands out each prompt of the stream, and those that come again.
 
     max_failures: groups of one prompt that may fail by its fault. pause_admissions: other prompts that are handed
-    out before one comes again, as long as there are any.
+    out before one comes again, as long as there are any. curriculum: who of the stream comes; absent: all.
     """
 
-    def __init__(self, stream: PromptStream, max_failures: int, pause_admissions: int) -> None:
+    def __init__(
+        self, stream: PromptStream, max_failures: int, pause_admissions: int, curriculum: Curriculum | None = None
+    ) -> None:
         self._stream = stream
+        self.curriculum = curriculum
         self._max_failures = max_failures
         self._pause = pause_admissions
         self._admissions = 0
@@ -64,12 +68,17 @@ class PromptQueue:
     def next(self) -> Ticket:
         """The next prompt to generate. Raises DataError when every row that has one is quarantined."""
         is_due = self._waiting and self._waiting[0].due <= self._admissions
-        is_all_there_is = self._is_stream_used_up()
+        is_all_there_is = self._are_all_there_are(self.quarantined)
         if is_all_there_is and not self._waiting:
             raise self._nothing_left()
         ticket = self._waiting.popleft().ticket if is_due or is_all_there_is else Ticket(self._fresh(), 0)
         self._admissions += 1
         return ticket
+
+    def scored(self, prompt: Prompt, rewards: Iterable[float]) -> None:
+        """A group of the prompt has its rewards, whatever becomes of it."""
+        if self.curriculum is not None:
+            self.curriculum.observe(prompt.row, rewards)
 
     def reissue(self, ticket: Ticket) -> Verdict:
         """The ticket's group ended by no fault of its prompt, which comes again, however often that happens; unless
@@ -86,8 +95,8 @@ class PromptQueue:
             return self._again(ticket, ticket.failures + 1)
         self.quarantined[row] = str(error)
         logger.warning(
-            "row %d of the dataset is left out from now on: %d groups of prompt %s failed; the last: %s",
-            row,
+            "%s is left out from now on: %d groups of prompt %s failed; the last: %s",
+            self._stream.where(row),
             self._max_failures,
             ticket.prompt.prompt_id,
             error,
@@ -109,6 +118,7 @@ class PromptQueue:
             "admissions": self._admissions,
             "waiting": [[due, *ticket_state(ticket)] for due, ticket in again],
             "quarantined": [[row, error] for row, error in self.quarantined.items()],
+            "curriculum": None if self.curriculum is None else self.curriculum.state(),
         }
 
     def restore(self, state: Mapping[str, Any], *, allow_changed: bool = False) -> None:
@@ -117,30 +127,39 @@ class PromptQueue:
         self._admissions = state["admissions"]
         self._waiting = deque(_Waiting(due, self.ticket(ticket)) for due, *ticket in state["waiting"])
         self.quarantined = {row: error for row, error in state["quarantined"]}
+        if self.curriculum is not None and state["curriculum"] is not None:
+            self.curriculum.restore(state["curriculum"], range(self._stream.rows))
 
     def ticket(self, state: Sequence[int]) -> Ticket:
         """The ticket that gave `ticket_state`."""
         epoch, row, attempt, failures = state
         return Ticket(self._stream.prompt(epoch, row), attempt, failures)
 
-    def _is_stream_used_up(self) -> bool:
-        """Rows that were quarantined under another limit of a prompt's length may be none of the stream's any more."""
-        usable = self._stream.prompts_per_epoch
-        if len(self.quarantined) < usable:
+    def _are_all_there_are(self, *rows: Collection[int]) -> bool:
+        """Rows that were given up under another limit of a prompt's length may be none of the stream's any more."""
+        usable = self._stream.usable_rows
+        if sum(map(len, rows)) < usable:
             return False
-        return sum(self._stream.is_usable(row) for row in self.quarantined) == usable
+        return sum(map(self._stream.is_usable, set().union(*rows))) == usable
 
     def _fresh(self) -> Prompt:
-        """The stream's next prompt of a row that is not quarantined."""
-        while (prompt := self._stream.next()).row in self.quarantined:
-            pass
-        return prompt
+        """The stream's next prompt of a row that is not quarantined, and whose turn it is."""
+        curriculum = self.curriculum
+        if curriculum is None:
+            return self._stream.next(lambda row: row not in self.quarantined)
+        if self._are_all_there_are(curriculum.retired, self.quarantined):
+            logger.warning(
+                "all prompts are solved: the %d that were retired come again (curriculum.retire_after); there is "
+                "little left to learn from them, so give harder ones, or end the run",
+                curriculum.take_back(),
+            )
+        return self._stream.next(lambda row: row not in self.quarantined and curriculum.takes(row))
 
     def _nothing_left(self) -> DataError:
         row, error = next((row, error) for row, error in self.quarantined.items() if self._stream.is_usable(row))
         return DataError(
-            f"all {self._stream.prompts_per_epoch} prompts of the dataset are quarantined: {self._max_failures} groups "
-            f"of each failed; the first was row {row}: {error}; mend what it names, or raise "
+            f"all {self._stream.usable_rows} prompts of the dataset are quarantined: {self._max_failures} groups of "
+            f"each failed; the first was {self._stream.where(row)}: {error}; mend what it names, or raise "
             "generation.max_prompt_failures"
         )
 

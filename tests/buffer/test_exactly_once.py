@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter, defaultdict
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import pytest
@@ -30,12 +31,21 @@ class Rows:
         self.cursor = Cursor(0, 0)
         self.handed_out: list[str] = []
 
-    def next(self) -> Prompt:
-        prompt = self.prompt(*self.cursor)
-        last = self.cursor.position + 1 == self.prompts_per_epoch
-        self.cursor = Cursor(self.cursor.epoch + 1, 0) if last else Cursor(self.cursor.epoch, self.cursor.position + 1)
-        self.handed_out.append(prompt.prompt_id)
-        return prompt
+    @property
+    def usable_rows(self) -> int:
+        return self.prompts_per_epoch
+
+    def where(self, row: int) -> str:
+        return f"row {row}"
+
+    def next(self, wanted: Callable[[int], bool]) -> Prompt:
+        while True:
+            prompt = self.prompt(*self.cursor)
+            last = self.cursor.position + 1 == self.prompts_per_epoch
+            self.cursor = Cursor(prompt.epoch + 1, 0) if last else Cursor(prompt.epoch, prompt.row + 1)
+            self.handed_out.append(prompt.prompt_id)
+            if wanted(prompt.row):
+                return prompt
 
     def prompt(self, epoch: int, row: int) -> Prompt:
         return Prompt(prompt_id=f"{epoch}-{row}", epoch=epoch, row=row, prompt="", token_ids=(1,))

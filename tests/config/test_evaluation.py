@@ -22,6 +22,12 @@ from asyncgrpo.errors import ConfigError
         ({"num_generations_eval": 0}, "evaluation.num_generations_eval = 0: expected more than 0"),
         ({"eval_step": 5}, "unknown key 'eval_step' in section evaluation; did you mean evaluation.eval_steps"),
         ({"rewards": [{"path": "a:b"}]}, "evaluation.rewards.0 = .*expected text"),
+        ({"columns": {"a": "b", "c": "b"}}, "evaluation.columns gives 'b' more than one name"),
+        ({"prompt_template": "{0}"}, r"evaluation.prompt_template: \{0\} is no column"),
+        (
+            {"dataset": "a.jsonl", "task_arguments": {"size": 3}},
+            "evaluation.task_arguments are for tasks, and evaluation.dataset is none",
+        ),
     ],
 )
 def test_contradictions_are_refused(evaluation: dict[str, Any], message: str) -> None:

@@ -39,6 +39,11 @@ def other_value(key: str) -> object:
         "learner.devices": ["cpu", "cpu"],
         "generation.stop_token_ids": [7],
         "data.chat_template_kwargs": {"a": 1},
+        "data.columns": {"prompt": "question"},
+        "data.task_arguments": {"size": 5},
+        "evaluation.columns": {"prompt": "question"},
+        "evaluation.task_arguments": {"size": 5},
+        "data.mix": [{"dataset": "a.jsonl", "weight": 0.5, "columns": {"prompt": "q"}}, {"dataset": "b.jsonl"}],
         "environment.arguments": {"a": 1},
         "buffer.max_unfinished_groups": 99,
         "engines.max_model_len": 4096,
@@ -80,6 +85,8 @@ def needed_beside(key: str) -> dict[str, object]:
     if section == "replay" and field != "replay_fraction":
         prioritised = {"replay_sampling": "advantage"} if field in ("replay_exponent", "replay_correction") else {}
         return {"replay_fraction": 0.5, **prioritised}
+    if section == "curriculum" and field != "kind":
+        return {"kind": "pass_rate"}
     if section == "lora" and field != "lora_r":
         return {"lora_r": 4}
     if field == "warmup_steps":

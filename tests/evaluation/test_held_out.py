@@ -5,10 +5,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from datasets import Dataset
 from evaluation_cases import config_of, held_out_rows, is_good, job_of
 
 from asyncgrpo.errors import ConfigError, DataError
 from asyncgrpo.evaluation.held_out import HeldOut
+from asyncgrpo.rewards.builtin import Cosine
 
 
 def prepared(model: Path, folder: Path, eval_rows: Any = None, *, reward: Any = is_good, **sections: Any) -> HeldOut:
@@ -90,6 +92,71 @@ def test_long_completions_take_their_room_from_prompts(tiny_model: Path, tmp_pat
     assert ([prompt.prompt for prompt in asked.prompts], asked.skipped) == (["e0"], 1)
     with pytest.raises(ConfigError, match=r"evaluation.max_completion_length=512 leaves no room for a prompt in 512"):
         prepared(tiny_model, tmp_path, held_out_rows("e0"), evaluation={"max_completion_length": 512})
+
+
+def prompts_of(asked: HeldOut) -> list[Any]:
+    return [prompt.prompt for prompt in asked.prompts]
+
+
+def test_rows_have_the_shape_of_training_data_unless_they_have_their_own(tiny_model: Path, tmp_path: Path) -> None:
+    """Also where the training mixes datasets, each with settings of its own."""
+    (tmp_path / "train.jsonl").write_text('{"q": 1, "scale": 0.5}\n' * 8)
+    (tmp_path / "held_out.jsonl").write_text('{"q": 1, "ask": "e0", "scale": 1.0}\n' * 2)
+    mix = [{"dataset": str(tmp_path / "train.jsonl"), "prompt_template": "{q}", "columns": {}}]
+    data = {"mix": mix, "columns": {"question": "q"}, "prompt_template": "{question} + 1", "max_rows": 1}
+    sections = {"data": data, "evaluation": {"dataset": str(tmp_path / "held_out.jsonl")}}
+    job = job_of(config_of(tiny_model, tmp_path, **sections), None, from_config=True)
+    assert (job.prompts.rows, job.prompts.peek(1)[0].prompt) == (1, "1")
+    assert job.held_out is not None
+    assert prompts_of(job.held_out) == ["1 + 1", "1 + 1"]
+    sections["evaluation"] |= {"columns": {"question": "ask"}, "system_prompt": "Answer.", "max_prompts": 1}
+    job = job_of(config_of(tiny_model, tmp_path, **sections), None, from_config=True)
+    assert job.held_out is not None
+    told = {"role": "system", "content": "Answer."}
+    assert prompts_of(job.held_out) == [[told, {"role": "user", "content": "e0 + 1"}]]
+    sections["evaluation"] |= {"columns": {"question": "none"}}
+    with pytest.raises(DataError, match=r"held_out.jsonl: has no column 'none', which evaluation.columns names"):
+        job_of(config_of(tiny_model, tmp_path, **sections), None, from_config=True)
+
+
+def test_held_out_tasks_are_others_than_those_trained_on(tiny_model: Path, tmp_path: Path) -> None:
+    def asked(data: dict[str, Any], **evaluation: Any) -> tuple[list[Any], list[Any]]:
+        sections = {"evaluation": {"dataset": "reasoning_gym:leg_counting", **evaluation}, "data": data}
+        job = job_of(config_of(tiny_model, tmp_path, **sections), None, reward=everything, from_config=True)
+        assert job.held_out is not None
+        found = job.held_out.prompts
+        assert all(tuple(prompt.columns) == ("answer", "task", "task_arguments", "task_index") for prompt in found)
+        return [prompt.prompt for prompt in job.prompts.peek(job.prompts.rows)], prompts_of(job.held_out)
+
+    data = {"dataset": "reasoning_gym:leg_counting", "max_rows": 50, "task_arguments": {"max_animals": 3}}
+    trained, held_out = asked(data, max_prompts=20)
+    assert (len(trained), len(held_out)) == (50, 20)
+    assert set(trained).isdisjoint(held_out)
+    assert asked(data, max_prompts=20)[1] == held_out
+    same = {"size": 20, "seed": 7, "max_animals": 3}
+    trained, held_out = asked(data | {"task_arguments": same}, task_arguments=same)
+    assert set(trained) == set(held_out)  # as was asked for
+    trained, held_out = asked(data | {"task_arguments": same}, max_prompts=20)
+    assert set(trained).isdisjoint(held_out)
+    with pytest.raises(DataError, match=r"^evaluation.task_arguments=.*leg_counting refuses them"):
+        asked(data, task_arguments={"animals": 1})
+
+
+def everything(completions: Sequence[str], **_: Any) -> list[float]:
+    return [1.0] * len(completions)
+
+
+def test_streaming_rows_need_to_know_how_many(tiny_model: Path, tmp_path: Path) -> None:
+    stream = Dataset.from_list(held_out_rows("e0", "e1", "e2")).to_iterable_dataset()
+    assert prompts_of(prepared(tiny_model, tmp_path, stream, evaluation={"max_prompts": 2})) == ["e0", "e1"]
+    with pytest.raises(DataError, match=r"^eval_dataset is a streaming dataset.*set evaluation.max_prompts to"):
+        prepared(tiny_model, tmp_path, stream)
+
+
+def test_built_in_rewards_of_its_own_know_the_run(tiny_model: Path, tmp_path: Path) -> None:
+    rows = [{"prompt": "e0", "solution": "1"}]
+    [reward] = prepared(tiny_model, tmp_path, rows, evaluation={"rewards": ["cosine"]}).rewards
+    assert isinstance(reward.call, Cosine) and reward.call.max_len == 12
 
 
 def test_rewards_of_its_own(tiny_model: Path, tmp_path: Path) -> None:

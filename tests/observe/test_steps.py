@@ -1,4 +1,5 @@
 import math
+from dataclasses import replace
 
 import pytest
 from observe_cases import group, measures, report, sample
@@ -50,6 +51,20 @@ def test_step_without_any_reward_is_recorded() -> None:
     record = step_record(1, [group([sample(NAN), sample(NAN)])], 0, report(), measures())
     assert math.isnan(record["reward_mean"])
     assert math.isnan(record["reward_standard_error"])
+
+
+def test_rewards_by_dataset() -> None:
+    groups = two_groups()
+    assert not any(field.startswith("dataset_") for field in step_record(3, groups, 2, report(), measures()))
+    named = [replace(each, prompt=replace(each.prompt, source=name)) for each, name in zip(groups, "ab", strict=True)]
+    record = step_record(3, named, 2, report(), measures())
+    assert {field: value for field, value in record.items() if field.startswith("dataset_")} == {
+        "dataset_groups/a": 1,
+        "dataset_reward_mean/a": 0.5,
+        "dataset_groups/b": 1,
+        "dataset_reward_mean/b": 2.0,
+    }
+    assert "dataset_groups/<dataset>" in STEP_FIELDS
 
 
 def test_lengths_and_staleness_are_over_tokens() -> None:

@@ -60,7 +60,7 @@ def test_a_quarantined_row_is_skipped_in_later_epochs(caplog: pytest.LogCaptureF
     prompts.next()
     assert prompts.failed(prompts.next(), ERROR) == "quarantined"
     assert names(prompts, 5) == ["0-2", "1-0", "1-2", "2-0", "2-2"]
-    assert "row 1 of the dataset is left out from now on: 1 groups of prompt 0-1 failed" in caplog.text
+    assert "train_dataset: row 1 is left out from now on: 1 groups of prompt 0-1 failed" in caplog.text
 
 
 def test_quarantined_rows_keep_their_last_error_in_order() -> None:
@@ -112,7 +112,9 @@ def test_when_every_row_is_quarantined_the_first_error_is_named() -> None:
     prompts = queue(rows=3, max_failures=1, limit=2)  # the third row is too long
     for message in ("first", "second"):
         prompts.failed(prompts.next(), message)
-    with pytest.raises(DataError, match=r"all 2 prompts .* 1 groups of each failed; the first was row 0: first; mend"):
+    with pytest.raises(
+        DataError, match=r"all 2 prompts .* each failed; the first was train_dataset: row 0: first; mend"
+    ):
         prompts.next()
 
 
@@ -128,7 +130,7 @@ def test_rows_that_were_quarantined_before_they_became_too_long_do_not_count(lim
         ticket = prompts.next()
         assert ticket.prompt.row == 2
         prompts.failed(ticket, "row 2")
-    with pytest.raises(DataError, match=rf"all {limit} prompts .* the first was row 0: row 0; mend"):
+    with pytest.raises(DataError, match=rf"all {limit} prompts .* the first was train_dataset: row 0: row 0; mend"):
         prompts.next()
 
 

@@ -1,13 +1,16 @@
 """Token ids, order, cursor and limits of the prompt stream."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
+from datasets import Dataset
 
 from asyncgrpo.config import RunConfig
 from asyncgrpo.errors import ConfigError, DataError
 from asyncgrpo.prompts import PromptStream, load_rows, load_tokenizer
 from asyncgrpo.prompts.stream import Cursor
+from asyncgrpo.prompts.table import Rows
 from asyncgrpo.testing.tiny import make_tokenizer
 
 TOKENIZER = make_tokenizer()
@@ -113,6 +116,38 @@ def test_prompts_beyond_the_limit_are_skipped_and_counted_never_cut() -> None:
     assert (prompts.prompts_per_epoch, prompts.skipped_per_epoch) == (2, 2)
     assert {len(prompts.next().token_ids) for _ in range(6)} == {1, 5}
     assert prompts.cursor.epoch in (2, 3)
+    assert prompts.remarks == ["left out: 2 of 4 prompts have more than 5 tokens: rows 1 and 3 of train_dataset"]
+
+
+def test_a_long_prompt_may_lose_its_beginning() -> None:
+    rows = [{"prompt": "x" * length + "end", "answer": length} for length in (1, 9)]
+    prompts = stream(rows, data={"max_prompt_length": 5, "long_prompts": "keep_tail", "shuffle_dataset": False})
+    assert (prompts.prompts_per_epoch, prompts.skipped_per_epoch, prompts.shortened_per_epoch) == (2, 0, 1)
+    assert [prompts.next().prompt for _ in range(4)] == ["xend", "xxend", "xend", "xxend"]
+    assert prompts.remarks == ["shortened: 1 of 2 prompts have more than 5 tokens: row 1 of train_dataset"]
+
+
+def test_a_shortened_chat_keeps_system_prompt_headers_and_the_header_of_the_answer() -> None:
+    chat = [
+        {"role": "user", "content": "first"},
+        {"role": "assistant", "content": "yes?"},
+        {"role": "user", "content": "a long story, and the question é?"},
+    ]
+    system, rest = "<|im_start|>system\nbe brief<|im_end|>\n", "<|im_end|>\n<|im_start|>assistant\n"
+    before = f"{system}<|im_start|>user\nfirst<|im_end|>\n<|im_start|>assistant\nyes?<|im_end|>\n<|im_start|>user\n"
+    limit = len(TOKENIZER(before + "question é?" + rest)["input_ids"])
+    data = {"system_prompt": "be brief", "long_prompts": "keep_tail", "max_prompt_length": limit}
+    for spare in (0, 1):  # é has two tokens, which are never torn apart
+        prompt = stream([{"prompt": chat}], data=data | {"max_prompt_length": limit + spare}).next()
+        assert TOKENIZER.decode(prompt.token_ids) == f"{before}{' ' * spare}question é?{rest}"
+        assert prompt.prompt[-1] == {"role": "user", "content": f"{' ' * spare}question é?"}
+    with pytest.raises(DataError, match="all 1 prompts are longer than 8 tokens"):
+        stream([{"prompt": chat}], data=data | {"max_prompt_length": 8})
+
+
+def test_a_shortened_prompt_is_the_same_wherever_it_is_asked_for() -> None:
+    prompts = stream([{"prompt": "abcdef"}], data={"max_prompt_length": 3, "long_prompts": "keep_tail"})
+    assert prompts.next().token_ids == prompts.prompt(0, 0).token_ids == tuple(TOKENIZER("def")["input_ids"])
 
 
 def test_the_limit_follows_from_the_engine_when_not_set() -> None:
@@ -168,7 +203,7 @@ def test_a_folder_without_a_tokenizer(tmp_path: Any) -> None:
 
 
 class Asked:
-    """Rows that know which reads there were."""
+    """A dataset that knows which reads there were."""
 
     def __init__(self, rows: Any) -> None:
         self.rows, self.column_names = rows, rows.column_names
@@ -184,11 +219,27 @@ class Asked:
 
 def test_rows_are_read_many_at_once_and_each_is_handed_out_once() -> None:
     config = RunConfig.model_validate({"data": {"shuffle_dataset": False}})
-    rows = Asked(load_rows(config, [{"prompt": f"p{i}", "answer": [i]} for i in range(40)]))
+    rows = load_rows(config, [{"prompt": f"p{i}", "answer": [i]} for i in range(40)])
+    asked = Asked(rows.sources[0].values)
+    rows = Rows([replace(rows.sources[0], values=asked)], "prompt", mixed=False)
     prompts = PromptStream(rows, TOKENIZER, config)
-    rows.reads.clear()
+    asked.reads.clear()
     [peeked] = prompts.peek(1)
     peeked.columns["answer"].append("changed by a reward function")
     found = [prompts.next() for _ in range(80)]
     assert [prompt.columns for prompt in found] == 2 * [{"answer": [i]} for i in range(40)]
-    assert [len(read) for read in rows.reads] == [32, 32, 8, 32, 8]
+    assert [len(read) for read in asked.reads] == [32, 32, 8, 32, 8]
+
+
+def test_a_stream_that_gives_other_rows_is_noticed_by_a_resume() -> None:
+    def streamed(rows: list[dict[str, Any]]) -> PromptStream:
+        config = RunConfig.model_validate({"data": {"max_rows": 9, "shuffle_dataset": False}})
+        return PromptStream(load_rows(config, Dataset.from_list(rows).to_iterable_dataset()), TOKENIZER, config)
+
+    state = streamed(numbered(4)).state()
+    streamed(numbered(4)).restore(state)
+    other = streamed([*numbered(3), {"prompt": "p3", "answer": 7}])
+    with pytest.raises(DataError, match="train_dataset gives other rows than when the checkpoint was saved"):
+        other.restore(state)
+    other.restore(state, allow_changed=True)
+    assert other.next().prompt_id == "0-0"

@@ -9,22 +9,16 @@ import json
 import subprocess
 import sys
 from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pyarrow.parquet as pq
 import pytest
+from vllm_cases import CONFIG, Served, resolved, serving
 
-from asyncgrpo.config import RunConfig
 from asyncgrpo.config.loading import load_config
-from asyncgrpo.config.resolve import Machine, resolve
-from asyncgrpo.errors import EngineError
 from asyncgrpo.generation.client import EngineClient
-from asyncgrpo.generation.server import ManagedEngine
-from asyncgrpo.generation.spec import EngineSpec, engine_specs
 from asyncgrpo.launch import run_training
 from asyncgrpo.learning.client import LearnerClient
 from asyncgrpo.observe.recorder import read_metrics
@@ -35,51 +29,10 @@ from asyncgrpo.weights.probe import probe
 from asyncgrpo.weights.publisher import Publisher
 from asyncgrpo.weights.shared_memory import SharedMemoryTransport
 from asyncgrpo.weights.snapshots import SnapshotStore
-from asyncgrpo.weights.vllm_plugin import BACKEND
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow]
 
 Check = Callable[[str, Path], Awaitable[None]]
-CONFIG = {
-    "engines": {"devices": ["cpu"], "dtype": "float32", "enforce_eager": True, "max_model_len": 512},
-    "learner": {"mode": "inline", "devices": ["cpu"]},
-}
-
-
-@dataclass(frozen=True)
-class Served:
-    spec: EngineSpec
-    folder: Path
-    config: RunConfig
-
-
-@contextmanager
-def serving(config: RunConfig, folder: Path, logs: Path) -> Iterator[Served]:
-    """A healthy vLLM server, which is gone afterwards with everything it started."""
-    before = set(psutil.Process().children(recursive=True))
-    engine = ManagedEngine(engine_specs(config, str(folder), logs, BACKEND)[0])
-    with asyncio.Runner() as runner:
-        runner.run(engine.start())
-        try:
-            runner.run(until_healthy(engine, config))
-            yield Served(engine.spec, folder, config)
-        finally:
-            runner.run(engine.stop())
-    assert set(psutil.Process().children(recursive=True)) <= before
-
-
-async def until_healthy(engine: ManagedEngine, config: RunConfig) -> None:
-    async with asyncio.timeout(300), EngineClient(engine.spec.url, "engine", config, contract.INCARNATION) as client:
-        died = asyncio.create_task(engine.watch())
-        while not died.done():
-            try:
-                await client.health()
-            except EngineError:
-                await asyncio.wait({died}, timeout=0.5)
-            else:
-                died.cancel()
-                return
-        await died
 
 
 @pytest.fixture(scope="module", params=["tied qwen2", "untied llama"])
@@ -195,11 +148,6 @@ def trained(model: Path, folder: Path, **sections: object) -> list[dict[str, Any
     assert run_training(load_config(config)) == 0
     assert set(psutil.Process().children(recursive=True)) <= before
     return read_metrics(folder / "run" / "metrics.jsonl")
-
-
-def resolved(folder: Path) -> RunConfig:
-    config = RunConfig.model_validate({**CONFIG, "model": {"path": str(folder)}})
-    return resolve(config, Machine(cores=(0,), gpus=(), fast_bf16=False))
 
 
 def test_vllms_processes_sleep_while_they_wait_for_each_other() -> None:

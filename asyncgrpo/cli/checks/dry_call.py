@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
 
 import numpy as np
 
@@ -14,8 +13,8 @@ from asyncgrpo.cli.checks.check import Check
 from asyncgrpo.config import RunConfig
 from asyncgrpo.errors import AsyncGRPOError, GroupUnscored, RewardError
 from asyncgrpo.prompts import load_rows
-from asyncgrpo.prompts.encoding import with_system_prompt
 from asyncgrpo.prompts.stream import reward_columns
+from asyncgrpo.prompts.table import Rows
 from asyncgrpo.rewards import bound, check_parameters, from_config
 from asyncgrpo.rewards.functions import ENVIRONMENT_REWARD, score_group
 from asyncgrpo.types import Completion, Played, Prompt
@@ -32,7 +31,7 @@ def reward_calls(config: RunConfig) -> Check:
             return Check(NAME, "ok", "none: the reward is the environment's own")
         rows = load_rows(config)
         functions = bound(from_config(config.rewards), config.generation.max_completion_length)
-        columns = set(rows.column_names) - {config.data.prompt_column}
+        columns = set(rows.column_names) - {rows.prompt_column}
         check_parameters(functions, columns | {ENVIRONMENT_REWARD} if has_environment else columns)
     except AsyncGRPOError:
         return Check(NAME, "warn", "not tried, for what the lines above say", "mend these first")
@@ -42,7 +41,7 @@ def reward_calls(config: RunConfig) -> Check:
     )
     count = config.generation.num_generations
     try:
-        prompt = _first_prompt(rows, config)
+        prompt = _first_prompt(rows)
         played = [Played(completion=completion, prompt=prompt, reward=0.0)] * count if has_environment else None
         scored = score_group(functions, prompt, [completion] * count, [TEXT] * count, played)
         samples = asyncio.run(scored)
@@ -54,14 +53,14 @@ def reward_calls(config: RunConfig) -> Check:
     return Check(NAME, "ok", f"{', '.join(rewards)} for {TEXT!r}")
 
 
-def _first_prompt(rows: Any, config: RunConfig) -> Prompt:
+def _first_prompt(rows: Rows) -> Prompt:
     """As a run makes it, but for its tokens: the tokenizer may be far away, and reward functions do not see them."""
-    row, data = rows[0], config.data
+    row = rows[0]
     return Prompt(
         prompt_id="0-0",
         epoch=0,
         row=0,
-        prompt=with_system_prompt(row[data.prompt_column], data.system_prompt),
+        prompt=rows.prompt_of(0, row),
         token_ids=(),
-        columns={name: row[name] for name in reward_columns(rows.column_names, data.prompt_column)},
+        columns={name: row[name] for name in reward_columns(rows.column_names, rows.prompt_column)},
     )

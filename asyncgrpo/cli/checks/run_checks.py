@@ -74,7 +74,7 @@ def rewards(config: RunConfig) -> Check:
 
 def dataset(config: RunConfig) -> Check:
     """The rows can be read, and every prompt is one."""
-    return _verdict("dataset", lambda: f"{config.data.dataset}: {len(load_rows(config))} rows")
+    return _verdict("dataset", lambda: str(load_rows(config)))
 
 
 def columns(config: RunConfig) -> Check:
@@ -87,7 +87,7 @@ def columns(config: RunConfig) -> Check:
         return Check("columns", "warn", "not compared: there is no dataset or no rewards", "mend these first")
 
     def matched() -> str:
-        names = set(rows.column_names) - {config.data.prompt_column}
+        names = set(rows.column_names) - {rows.prompt_column}
         check_columns(functions, source, names)
         return ", ".join(sorted(names)) or "none but the prompt"
 

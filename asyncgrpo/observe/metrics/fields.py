@@ -81,6 +81,8 @@ STEP_FIELDS: Mapping[str, str] = {
     "reward_standard_error": "standard error of reward_mean, with groups as the independent units",
     "reward_mean/<function>": "mean of one reward function where it applied, unweighted",
     "reward_stddev/<function>": "its standard deviation (n - 1)",
+    "dataset_groups/<dataset>": "of a mix (data.mix), the groups of one dataset; absent without any in the step",
+    "dataset_reward_mean/<dataset>": "mean reward of their scored samples",
     "uniform_groups_ratio": "share of groups in which no two scored samples differ: no gradient",
     "completion_tokens_mean": "tokens of a completion, those between its turns (which nobody sampled) included",
     "completion_tokens_min": "of the shortest",
@@ -112,6 +114,10 @@ STEP_FIELDS: Mapping[str, str] = {
     "groups_dropped/<reason>": "groups dropped since the run started, by reason",
     "groups_reissued/<reason>": "groups dropped whose prompt comes again, since the run started, by reason",
     "quarantined_prompts": "rows of the dataset given up since the run started, after generation.max_prompt_failures",
+    "prompts_too_long": "rows of the dataset left out, since their prompt has more tokens than the run takes",
+    "prompts_shortened": "rows of the dataset whose prompt lost its beginning for that (data.long_prompts: keep_tail)",
+    "curriculum_prompts/<where>": "with curriculum.kind=pass_rate, rows visited so far: those whose pass rate is "
+    "`within` low to high, those `outside`, and `retired` ones",
     "trained_less_generated/<of>": "mean over trained groups less mean over all that finished, so far: `tokens` of a "
     "sample, `reward`; not near 0, training sees other completions than the policy generates",
     "trained_less_generated_error/<of>": "its standard error, groups as the independent units",

@@ -12,6 +12,7 @@ from asyncgrpo.rewards.builtin.math_accuracy import Accuracy, ReasoningAccuracy
 from asyncgrpo.rewards.builtin.ngrams import Repetition
 from asyncgrpo.rewards.builtin.number import NumberMatch
 from asyncgrpo.rewards.builtin.overlong import SoftOverlong
+from asyncgrpo.rewards.builtin.tasks import ReasoningGym
 from asyncgrpo.rewards.builtin.think_tags import ThinkFormat
 
 BUILTIN: dict[str, type[Builtin]] = {
@@ -26,6 +27,7 @@ BUILTIN: dict[str, type[Builtin]] = {
         Cosine,
         Repetition,
         SoftOverlong,
+        ReasoningGym,
     )
 }
 """By short name."""
@@ -38,6 +40,7 @@ code_execution = CodeExecution()
 think_format = ThinkFormat()
 cosine = Cosine()
 repetition = Repetition()
+reasoning_gym = ReasoningGym()
 
 __all__ = [
     "BUILTIN",
@@ -48,6 +51,7 @@ __all__ = [
     "ExactMatch",
     "NumberMatch",
     "ReasoningAccuracy",
+    "ReasoningGym",
     "Repetition",
     "SoftOverlong",
     "ThinkFormat",
@@ -57,6 +61,7 @@ __all__ = [
     "exact_match",
     "number_match",
     "reasoning_accuracy",
+    "reasoning_gym",
     "repetition",
     "think_format",
 ]
