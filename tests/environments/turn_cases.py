@@ -84,7 +84,7 @@ def make_player(
     shown = with_tools(config, source)
 
     def encoded(text: PromptText, row: int) -> tuple[int, ...]:
-        return encode(text, tokenizer, shown, row)
+        return encode(text, tokenizer, shown, f"row {row}")
 
     return build_player(source, shown, tokenizer, decoder_of(tokenizer), encoded, prompt_of(prompt))
 
