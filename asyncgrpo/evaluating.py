@@ -34,7 +34,9 @@ from asyncgrpo.observe.run_folder import RunFolder
 from asyncgrpo.playing import reward_functions
 from asyncgrpo.preflight import check_model_path, model_setting, within_context
 from asyncgrpo.prompts.encoding import load_tokenizer
+from asyncgrpo.rewards.binding import started
 from asyncgrpo.rewards.decoding import decoder_of
+from asyncgrpo.rewards.notes import TrainerState
 from asyncgrpo.runtime import run_on_loop
 from asyncgrpo.types import encode_version
 from asyncgrpo.weights.transports import transport_backend
@@ -109,13 +111,14 @@ async def _evaluate(
     async with AsyncExitStack() as stack:
         with progress.phase(f"starting {names} on {config.model.path}"):
             pool, managed = await stack.enter_async_context(_serving(config, logs, engine_module))
+            await stack.enter_async_context(started(asked.rewards, config.learner.start_timeout))
         skipped = f" ({asked.skipped} left out as too long)" if asked.skipped else ""
         with progress.phase(f"evaluating {len(asked.prompts)} prompts x {asked.samples_per_prompt}{skipped}"):
-            started, answers, timeout = time.monotonic(), Answers(), config.evaluation.timeout
+            begun_at, answers, timeout = time.monotonic(), Answers(), config.evaluation.timeout
             async with deadline(timeout, EvaluationError, "the evaluation (evaluation.timeout)"):
-                answering = answer_all(asked, pool, decoder_of(tokenizer), answers)
+                answering = answer_all(asked, pool, decoder_of(tokenizer), answers, TrainerState())
                 await run_until(answering, *(engine.watch() for engine in managed))
-        return evaluation_record(0, asked, answers, time=time.time(), seconds=time.monotonic() - started)
+        return evaluation_record(0, asked, answers, time=time.time(), seconds=time.monotonic() - begun_at)
 
 
 @asynccontextmanager

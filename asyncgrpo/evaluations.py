@@ -24,12 +24,22 @@ from asyncgrpo.evaluation.held_out import HeldOut
 from asyncgrpo.evaluation.record import evaluation_record, failed_record
 from asyncgrpo.observe.evaluations import append_evaluation, format_evaluation, read_evaluations
 from asyncgrpo.observe.metrics import EvaluationMetrics, EvaluationRecord
+from asyncgrpo.observe.run_folder import RunFolder
+from asyncgrpo.preflight import Job
+from asyncgrpo.rewards.notes import TrainerState
 from asyncgrpo.session import Session
 
 logger = logging.getLogger(__name__)
 
 LINGER_SECONDS = 10.0
 """One that is given up waits so long for its record, which going back to a checkpoint must not meet half-written."""
+
+
+def is_last_owed(job: Job, folder: RunFolder) -> bool:
+    """The policy after the last step was to be evaluated, and was not: who stopped the run gave that up."""
+    if job.held_out is None or job.config.evaluation.eval_strategy == "no":
+        return False
+    return all(record["step"] != job.total_steps for record in read_evaluations(folder.evaluation_file))
 
 
 class Evaluations:
@@ -110,10 +120,11 @@ class Evaluations:
         session, started = self._session, time.monotonic()
         answers = self._answers = Answers()
         timeout = self._section.timeout
+        state = TrainerState(global_step=step, max_steps=session.job.total_steps, version=version)
         try:
             async with deadline(timeout, EvaluationError, f"evaluation of step {step} (evaluation.timeout)"):
                 await self._serve(version)
-                await answer_all(held_out, session.pool, self._text_of, answers)
+                await answer_all(held_out, session.pool, self._text_of, answers, state)
             record = evaluation_record(step, held_out, answers, time=time.time(), seconds=time.monotonic() - started)
         except AsyncGRPOError as error:  # whoever watches engines and learner tells of their end
             await self._failed(step, held_out, error, time.monotonic() - started)

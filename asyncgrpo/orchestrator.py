@@ -50,6 +50,7 @@ from asyncgrpo.observe.reuse import ReuseMeter
 from asyncgrpo.observe.steps import step_record
 from asyncgrpo.rewards.decoding import decoder_of
 from asyncgrpo.rewards.functions import score_group
+from asyncgrpo.rewards.notes import GroupNotes, RunNotes
 from asyncgrpo.run_state import Captured, RunParts, restore
 from asyncgrpo.runtime import collector_spared
 from asyncgrpo.session import Session
@@ -95,6 +96,7 @@ class Orchestrator:
         player = session.job.player
         self._play = answer_once if player is None else player.play
         self._text_of = decoder_of(session.job.tokenizer) if player is None else player.text_of
+        self.notes = RunNotes(session.job.total_steps, session.metrics.count_reward_failure)
         self.guards = Guards(config.guards)
         session.metrics.buffer_groups.set_function(lambda: self.buffer.contract.buffered)
         session.metrics.buffer_slots_held.set_function(lambda: self.buffer.contract.slots_held)
@@ -152,7 +154,8 @@ class Orchestrator:
             prompt = generated.prompt
             self._failures_in_a_row["failed"].clear()
             self._failures_in_a_row["environment"].clear()
-            samples = await self._score(generated)
+            notes = self.notes.of_group(prompt, start_version, self.steps_done)
+            samples = await self._score(generated, notes)
             self._failures_in_a_row["reward"].clear()
         except (EngineError, EnvironmentFailure, GroupUnscored) as error:
             await self._failed(group_id, prompt, error)
@@ -164,16 +167,17 @@ class Orchestrator:
                 start_version=start_version,
                 admitted_at=admitted_at,
                 entered_at=time.monotonic(),
+                logged=notes.metrics,
             )
-            self.books.finished(group, generated.cut, len(generated.failed))
+            self.books.finished(group, generated.cut, len(generated.failed) + notes.missing)
             await self.buffer.enter(group)
         if self.buffer.contract.in_flight == 0:
             self.session.generation_time.enter("idle")
 
-    async def _score(self, group: GroupCompletions) -> list[Sample]:
+    async def _score(self, group: GroupCompletions, notes: GroupNotes) -> list[Sample]:
         texts = [self._text_of(completion.token_ids) for completion in group.completions]
         played = None if self.session.job.player is None else group.played
-        return await score_group(self.session.job.rewards, group.prompt, group.completions, texts, played)
+        return await score_group(self.session.job.rewards, group.prompt, group.completions, texts, notes, played=played)
 
     async def _failed(
         self, group_id: int, prompt: Prompt, error: EngineError | EnvironmentFailure | GroupUnscored
@@ -188,7 +192,7 @@ class Orchestrator:
         in_a_row = self._failures_in_a_row[reason]
         in_a_row.add(("row", prompt.row) if by_prompt else ("group", group_id))
         if len(in_a_row) >= self.config.generation.max_failed_groups:
-            which = ", though its on_error is drop_group" if kind is RewardError else ""
+            which = ", though its on_error does not stop the run" if kind is RewardError else ""
             what = f"{len(in_a_row)} groups in a row failed (generation.max_failed_groups){which}"
             raise kind(f"{what}; the last: {error}") from error
         again = self.books.failed(group_id, reason, error, by_prompt=by_prompt)
@@ -290,7 +294,7 @@ class Orchestrator:
         self, step: int, groups: list[Group], batch: Batch, report: StepReport, untrained: Sequence[Untrained]
     ) -> StepRecord:
         measures = await self.meter.step_measures()
-        flow = {**self.reuse.step(batch, len(self.batches.replay)), **self.books.fields()}
+        flow = {**self.reuse.step(batch, len(self.batches.replay)), **self.books.fields(), **self.notes.fields()}
         record = step_record(step, groups, batch.version, report, measures, flow)
         await self.log.step(record, groups, batch, report, untrained, needed_from=self.checkpoints.needed_from)
         return record

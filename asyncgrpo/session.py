@@ -35,6 +35,7 @@ from asyncgrpo.observe.server import MetricsServer
 from asyncgrpo.observe.timing import TimeAccount
 from asyncgrpo.observe.trackers import Trackers
 from asyncgrpo.preflight import Job
+from asyncgrpo.rewards.binding import started
 from asyncgrpo.types import Completion
 from asyncgrpo.weights.probe import Agreement, probe
 from asyncgrpo.weights.publisher import Publisher, Transport
@@ -118,7 +119,8 @@ async def open_session(
         stack.push_async_callback(_stop_all, learner, managed)
         names = f"{len(clients)} engine{'s' if len(clients) > 1 else ''}"
         with progress.phase(f"starting {names} and the learner"):
-            await gather_all(start_all(managed, by_name), learner.start())
+            rewards = started(job.rewards, config.learner.start_timeout)
+            await gather_all(start_all(managed, by_name), learner.start(), stack.enter_async_context(rewards))
         pool = EnginePool(clients)
         publisher = _publisher(job, folder, pool, transport, metrics)
         processes = {engine.spec.name: engine for engine in managed}

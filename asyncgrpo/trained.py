@@ -21,7 +21,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import psutil
+import pyarrow as pa
 import pyarrow.parquet as pq
+from safetensors import SafetensorError
 
 from asyncgrpo.checkpoint.store import Checkpoint, CheckpointStore
 from asyncgrpo.checkpoints import LEARNER
@@ -31,7 +33,7 @@ from asyncgrpo.config.loading import load_config
 from asyncgrpo.config.resolve import locate_model
 from asyncgrpo.errors import CheckpointError, ConfigError, RunFolderError
 from asyncgrpo.learning.export import ADAPTER_FOLDER
-from asyncgrpo.observe.files import sync_directory, write_error
+from asyncgrpo.observe.files import sync_directory, sync_tree, write_error
 from asyncgrpo.observe.run_folder import RunFolder
 from asyncgrpo.prompts.encoding import load_tokenizer
 
@@ -176,7 +178,10 @@ def _steps_of_final(folder: RunFolder) -> int | None:
 def _trained_on_chats(folder: RunFolder) -> bool | None:
     """By what was recorded of its prompts."""
     for file in sorted(folder.rollouts_dir.glob("step_*.parquet")):
-        rows = pq.read_table(file, columns=["conversational"])
+        try:
+            rows = pq.read_table(file, columns=["conversational"])
+        except (OSError, pa.ArrowException):  # damaged, or removed just now; another will tell
+            continue
         if len(rows):
             return bool(rows["conversational"][0].as_py())
     return None
@@ -195,13 +200,11 @@ def appearing(folder: Path) -> Iterator[Path]:
     try:
         draft.mkdir(parents=True)
         yield draft
-        for at, _, names in os.walk(draft):
-            for name in names:
-                with open(Path(at) / name, "rb") as file:
-                    os.fsync(file.fileno())
-            sync_directory(Path(at))
+        sync_tree(draft)
         os.rename(draft, folder)
         sync_directory(folder.parent)
+    except SafetensorError as error:  # its way to say that the disk is full
+        raise RunFolderError(f"cannot write {folder}: {error}") from error
     except OSError as error:
         raise write_error(folder, error) from error
     finally:

@@ -32,9 +32,9 @@ from asyncgrpo.generation.spec import VLLM_MODULE
 from asyncgrpo.launch import OnStart, Outcome, run_job
 from asyncgrpo.observe.run_folder import RunFolder
 from asyncgrpo.preflight import check_output_dir, prepare
-from asyncgrpo.rewards.functions import from_callables
+from asyncgrpo.rewards.functions import RewardFunction, from_callables
 
-RewardCallable = Callable[..., Any]
+RewardCallable = Callable[..., Any] | RewardFunction | str
 
 _ARGUMENTS = (
     "model",
@@ -51,7 +51,7 @@ _NOT_YET = f"{_ABSENT}; leave it out"
 _INSTEAD = {
     "peft_config": "set lora_r, lora_alpha and lora_target_modules in AsyncGRPOConfig instead",
     "callbacks": f"{_NOT_YET}; metrics are served and written below output_dir",
-    "reward_processing_classes": f"{_NOT_YET}; wrap a reward model in a function",
+    "reward_processing_classes": "leave it out; a reward model has the tokenizer of its own folder",
     "optimizers": f"{_NOT_YET}; the optimiser is AdamW, see learning_rate and weight_decay",
     "rollout_func": f"{_ABSENT}; give an environment_factory, whose step() is asked after every answer",
 }
@@ -78,7 +78,8 @@ class AsyncGRPOTrainer:
         model: folder or hub name; or a transformers model, which is saved to a temporary folder first, kept for as long
             as the trainer (give its tokenizer as `processing_class`).
         reward_funcs: one function or several, plain or async, lambdas and closures included, called with `prompts`,
-            `completions`, `completion_ids` and the dataset's columns.
+            `completions`, `completion_ids` and the dataset's columns; a string names a reward model; what
+            `asyncgrpo.rewards.reward` makes has settings of its own.
         args: settings; the defaults when absent.
         train_dataset: a `datasets.Dataset` or `IterableDataset`, a list of rows with a `prompt`, or a path or hub name
             of rows. Absent where `args.dataset_mix` names datasets.

@@ -20,6 +20,8 @@ InFlight = Literal["keep", "abort_resume", "finish"]
 EjectionReason = Literal["died", "silent", "unwell", "foreign_weights", "publish", "requests"]
 """Why an engine gets no more work: its process ended; a look at it was not answered in time; it failed looks in a row;
 it serves weights that this run did not give it; a version did not reach it; requests of several groups failed."""
+SURVIVORS = 2
+"""Samples that a group needs: an advantage needs a comparison."""
 Message = Mapping[str, Any]
 PromptText = str | Sequence[Message]
 
@@ -184,6 +186,8 @@ class Sample:
     """Per reward function; None where a function does not apply."""
     reward: float
     """Weighted sum; NaN when no function applied."""
+    extra: Mapping[str, Any] = field(default_factory=dict)
+    """What reward functions logged of it, by column; values as JSON has them."""
 
     @property
     def oldest_version(self) -> int:
@@ -207,6 +211,8 @@ class Group:
     admitted_at: float
     entered_at: float
     """Seconds of the orchestrator's monotonic clock."""
+    logged: Mapping[str, tuple[float, int]] = field(default_factory=dict)
+    """Metrics that reward functions logged: sum and number of the values, by name."""
 
     @property
     def oldest_version(self) -> int:

@@ -315,3 +315,17 @@ def check_untouched_books_of_resumed(folder: Path, steps: int) -> None:
     assert [step["step"] for step in Run(folder).steps] == list(range(1, steps + 1))
     ledger = read_ledger(folder / "run" / "ledger.jsonl")
     assert sum(entry.fate == "trained" for entry in ledger) == steps * 2
+
+
+def test_rewards_know_the_step_and_their_metrics_stay_out_of_training(tiny_model: Path, tmp_path: Path) -> None:
+    def logging_reward(completion_ids: Any, scale: Any, trainer_state: Any, log_metric: Any, log_extra: Any) -> Any:
+        log_metric("held_out", float(scale[0] == 1.0))
+        log_extra("state", [[trainer_state.global_step, trainer_state.max_steps]] * len(completion_ids))
+        return is_good(completion_ids, scale)
+
+    with engine_beside(tiny_model, PassesInTurn()) as engine:
+        run(tiny_model, tmp_path, engine, held_out_rows("e1"), reward=logging_reward)
+    for step in (0, 2, 4):
+        rows = pq.read_table(tmp_path / "run" / "rollouts" / f"eval_{step:06d}.parquet").to_pylist()
+        assert [json.loads(row["extra"]) for row in rows] == [{"state": [step, 4]}] * 4
+    assert [record["reward_metric/held_out"] for record in Run(tmp_path).steps] == [0.0] * 4

@@ -56,8 +56,8 @@ async def test_rewards_that_fail_again_and_again_end_the_run(tiny_model: Path, t
     async with dropping(tiny_model, tmp_path, broken) as run:
         with pytest.raises(
             RewardError,
-            match=r"^3 groups in a row failed \(generation.max_failed_groups\), though its on_error is drop_group; "
-            "the last: .*'broken'.*the judge is down",
+            match=r"^3 groups in a row failed \(generation.max_failed_groups\), though its on_error does not stop the "
+            "run; the last: .*'broken'.*the judge is down",
         ):
             await run.run()
         assert run.buffer.contract.fates == {"reissued:reward": 2}

@@ -232,7 +232,7 @@ async def test_a_model_object_needs_its_tokenizer(engine: FakeEngine, tiny_model
         ({"peft_config": object()}, "peft_config is given: set lora_r, lora_alpha and lora_target_modules"),
         ({"callbacks": []}, "callbacks is given: this version does not have it"),
         ({"eval_dataset": {"a": [], "b": []}}, r"eval_dataset is a dict; .*give one of 'a', 'b'"),
-        ({"reward_processing_classes": object()}, "reward_processing_classes is given: .*wrap a reward model"),
+        ({"reward_processing_classes": object()}, "reward_processing_classes is given: .*tokenizer of its own folder"),
         ({"optimizers": (object(), None)}, "optimizers is given: .*AdamW"),
         ({"tools": [print]}, "tool 'print': its description for the model cannot be made"),
         ({"rollout_func": print}, "rollout_func is given"),

@@ -30,7 +30,7 @@ FREE: frozenset[str] = frozenset().union(
     # A model may be moved: weights that stay are recognised by the learner, the tokenizer by the next prompt.
     _keys("model", "path attn_implementation trust_remote_code"),
     _keys("lora", "lora_adapter"),  # likewise: its first weights only matter to a reference, which the learner knows
-    _keys("rewards", "timeout on_error"),
+    _keys("rewards", "timeout on_error max_concurrency device batch_size api_key_env"),
     _keys("generation", "request_timeout max_attempts group_timeout max_prompt_failures max_failed_groups"),
     _keys(
         "engines",
@@ -75,7 +75,7 @@ MEANING: frozenset[str] = frozenset().union(
     ),
     _keys("curriculum", "kind pass_reward low high rest_epochs retire_after"),
     _keys("environment", "path arguments tools tool_parser max_turns turn_rewards"),
-    _keys("rewards", "path arguments weight name"),
+    _keys("rewards", "path model url arguments weight name per_sample dtype"),
     _keys(
         "generation",
         "num_generations max_completion_length temperature top_p top_k min_p stop_token_ids num_extra_generations "
@@ -173,13 +173,17 @@ def _kind(key: str, new: RunConfig) -> Kind:
 
 def _rewards(old: Sequence[Mapping[str, Any]], new: Sequence[Mapping[str, Any]]) -> list[Difference]:
     if len(old) != len(new):
-        return [Difference("rewards", [each.get("path") for each in old], [each["path"] for each in new], "meaning")]
+        return [Difference("rewards", [_source(each) for each in old], [_source(each) for each in new], "meaning")]
     return [
         Difference(f"rewards[{index}].{field}", one, other, "free" if f"rewards.{field}" in FREE else "meaning")
         for index, (before, after) in enumerate(zip(old, new, strict=True))
         for field, info in RewardSection.model_fields.items()
         if (one := before.get(field, _plain(info.default))) != (other := after[field])
     ]
+
+
+def _source(reward: Mapping[str, Any]) -> Any:
+    return reward.get("path") or reward.get("model") or reward.get("url")
 
 
 def _plain(value: Any) -> Any:

@@ -101,11 +101,13 @@ def _facts_of(group: Group) -> dict[str, Any]:
         "row": group.prompt.row,
         "opening": group.prompt.opening,
         "start_version": group.start_version,
+        "logged": {name: list(total) for name, total in group.logged.items()},
         "samples": [
             {
                 "finish_reason": sample.completion.finish_reason,
                 "engine": sample.completion.engine,
                 "rewards": [[function, value is not None] for function, value in sample.rewards.items()],
+                **({"extra": sample.extra} if sample.extra else {}),
             }
             for sample in group.samples
         ],
@@ -133,6 +135,7 @@ class _Reader:
                 start_version=facts["start_version"],
                 admitted_at=admitted_at,
                 entered_at=entered_at,
+                logged={name: (total, count) for name, (total, count) in facts.get("logged", {}).items()},
             )
             for facts, token_ids, admitted_at, entered_at in zip(
                 self.facts["groups"], prompts, found["admitted_at"].tolist(), found["entered_at"].tolist(), strict=True
@@ -167,6 +170,7 @@ class _Reader:
                 text=text.tobytes().decode("utf-8", "surrogatepass"),
                 rewards={function: next(rewards) if is_given else None for function, is_given in of["rewards"]},
                 reward=reward,
+                extra=of.get("extra", {}),
             )
 
     def _prompt(self, facts: Mapping[str, Any], token_ids: tuple[int, ...]) -> Prompt:

@@ -29,7 +29,8 @@ class _TrainerSettings(Section):
     reward_timeout: PositiveFloat = 60.0
     """Seconds one call of a reward function may take; a longer one has failed."""
     reward_on_error: OnRewardError = "stop"
-    """A call that fails ends the run (`stop`), or its group is dropped and replaced (`drop_group`)."""
+    """A call that fails ends the run (`stop`), or its group is dropped and replaced (`drop_group`), or those samples
+    are left out that have no reward by it (`drop_sample`)."""
 
 
 _fields: Any = {name: (FIELDS[key].annotation, FIELDS[key]) for name, key in DOTTED.items()}

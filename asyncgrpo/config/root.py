@@ -15,7 +15,7 @@ from asyncgrpo.config.guards import GuardsSection
 from asyncgrpo.config.objective import ObjectiveSection
 from asyncgrpo.config.objective_checks import check_objective
 from asyncgrpo.config.replay_checks import check_replay
-from asyncgrpo.config.secrets import has_unsafe_login, masked_url
+from asyncgrpo.config.secrets import has_unsafe_login, is_http, masked_url
 from asyncgrpo.config.section import Section
 from asyncgrpo.config.sections import (
     BufferSection,
@@ -46,7 +46,7 @@ class RunConfig(Section):
     data: DataSection = DataSection()
     curriculum: CurriculumSection = CurriculumSection()
     rewards: tuple[RewardSection, ...] = ()
-    """Reward functions by import path; their weighted sum is the reward."""
+    """Reward functions by import path, reward models and servers; their weighted sum is the reward."""
     environment: EnvironmentSection = EnvironmentSection()
     generation: GenerationSection = GenerationSection()
     engines: EnginesSection = EnginesSection()
@@ -111,7 +111,7 @@ class RunConfig(Section):
                     f"engines.urls: {masked_url(url)!r} has one of / ? # \\ or a blank before its last @; write them "
                     "percent-encoded in a login (%2F %3F %23 %5C %20), and an @ that ends no login as %40"
                 )
-            if not _is_http(url):
+            if not is_http(url):
                 raise ValueError(f"engines.urls: {masked_url(url)!r} is not a URL; write http://host:8000")
             if engines.api_key_env is not None and urlsplit(url).username is not None:
                 raise ValueError(
@@ -247,11 +247,3 @@ class RunConfig(Section):
 
 def divisors(number: int) -> list[int]:
     return [d for d in range(1, number + 1) if number % d == 0]
-
-
-def _is_http(url: str) -> bool:
-    try:
-        parts = urlsplit(url)
-        return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
-    except ValueError:  # a port that is no number
-        return False

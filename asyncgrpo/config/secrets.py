@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 
 from asyncgrpo.errors import ConfigError
 
-__all__ = ["MASK", "check_logins", "has_unsafe_login", "masked", "masked_url", "secret_of"]
+__all__ = ["MASK", "check_logins", "has_unsafe_login", "is_http", "masked", "masked_url", "secret_of"]
 
 MASK = "***"
 _LOGIN = re.compile(r"(\b[a-z][a-z0-9+.-]*://)[^/?#\s]+@", re.IGNORECASE)
@@ -33,19 +33,27 @@ def masked_url(url: str) -> str:
     return masked(_URL_LOGIN.sub(rf"\g<1>{MASK}@", url))
 
 
+def is_http(url: str) -> bool:
+    """Whether it names a host to be asked by HTTP or HTTPS."""
+    try:
+        parts = urlsplit(url)
+        return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:  # a port that is no number
+        return False
+
+
 def has_unsafe_login(url: str) -> bool:
     """Its login, if all up to its last `@` is one, has characters that belong percent-encoded."""
     before, at, _ = url.partition("://")[2].rpartition("@")
     return bool(at) and _UNSAFE.search(before) is not None
 
 
-def check_logins(urls: Iterable[str]) -> None:
+def check_logins(urls: Iterable[str], setting: str = "engines.urls", key: str = "engines.api_key_env") -> None:
     """Raises ConfigError for a URL that comes from where it was written down, and so has no login any more."""
     for url in urls:
         if urlsplit(url).username == MASK:
             raise ConfigError(
-                f"engines.urls: the login in {url!r} was masked when it was saved; write it out, or name a key by "
-                "engines.api_key_env"
+                f"{setting}: the login in {url!r} was masked when it was saved; write it out, or name a key by {key}"
             )
 
 

@@ -6,24 +6,23 @@ sections in YAML are one thing with one mapping.
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, field_serializer
 
 from asyncgrpo.config.data import DataSection as DataSection
 from asyncgrpo.config.objective import ObjectiveSection as ObjectiveSection
+from asyncgrpo.config.rewards import LARGEST_WEIGHT as LARGEST_WEIGHT
+from asyncgrpo.config.rewards import MAX_CALLS as MAX_CALLS
+from asyncgrpo.config.rewards import OnRewardError as OnRewardError
+from asyncgrpo.config.rewards import RewardSection as RewardSection
 from asyncgrpo.config.secrets import masked_url
 from asyncgrpo.config.section import AtLeastTiny, Fraction, PathText
 from asyncgrpo.config.section import Section as Section
 from asyncgrpo.types import InFlight
 
-LARGEST_WEIGHT = 1e6
-"""Of a reward, either sign."""
-
 Seconds = PositiveFloat
-OnRewardError = Literal["stop", "drop_group"]
 Tracker = Literal["tensorboard", "trackio", "wandb"]
-RewardWeight = Annotated[float, Field(ge=-LARGEST_WEIGHT, le=LARGEST_WEIGHT)]
 LARGEST_SEED = 2**31 - 1
 """vLLM hands it to NumPy, which takes 32 bits; engine k gets the seed + k."""
 TokenId = Annotated[int, Field(ge=0, lt=2**31)]
@@ -70,21 +69,6 @@ class LoraSection(Section):
     lora_adapter: PathText | None = None
     """Folder of a LoRA adapter, as peft saves it, to go on training: rank, scale and modules are then its own. The same
     as naming it as model.path, where its base model lies elsewhere than it says."""
-
-
-class RewardSection(Section):
-    path: str
-    """`package.module:function`, `file.py:function`, a built-in one as `accuracy`; `environment`: its own reward."""
-    arguments: dict[str, Any] = Field(default={})
-    """Given to a class as it is made, or to a function in every call (docs/rewards.md has those of built-in ones)."""
-    weight: RewardWeight = 1.0
-    """Factor of this reward in the sum."""
-    name: str | None = None
-    """Name in metrics and files; the function's own name when absent."""
-    timeout: Seconds = 60.0
-    """Seconds one call may take; a longer one has failed."""
-    on_error: OnRewardError = "stop"
-    """A call that fails ends the run (`stop`), or its group is dropped and replaced (`drop_group`)."""
 
 
 class GenerationSection(Section):

@@ -48,7 +48,7 @@ SCRIPT: Mapping[str, str] = {
     "model_revision": "download that revision, and name its folder as <model.path>",
     "dataset_test_split": "name it as <evaluation.dataset_split>, of <evaluation.dataset>",
     "dataset_streaming": _STREAMING,
-    "reward_model_name_or_path": f"{_NOT_YET}: call the model in a reward function of your own",
+    "reward_model_name_or_path": "an entry of rewards: [{model: FOLDER_OR_NAME, device: cuda:1}]",
     "ignore_bias_buffers": "not needed",
     "lora_task_type": "not needed",
     "lora_target_parameters": _NOT_YET,

@@ -22,6 +22,7 @@ from asyncgrpo.generation.pool import EnginePool
 from asyncgrpo.generation.rollout import answer_once, check_alike
 from asyncgrpo.generation.sampling import Sampling
 from asyncgrpo.rewards.functions import score_group
+from asyncgrpo.rewards.notes import GroupNotes, TrainerState
 from asyncgrpo.types import Group, Played, Prompt
 
 logger = logging.getLogger(__name__)
@@ -42,8 +43,11 @@ class Answers:
         self.first_error = self.first_error or error
 
 
-async def answer_all(held_out: HeldOut, pool: EnginePool, text_of: Callable[[np.ndarray], str], into: Answers) -> None:
-    """Sample and score every prompt; `into` is filled as they come. text_of: text of a completion's tokens.
+async def answer_all(
+    held_out: HeldOut, pool: EnginePool, text_of: Callable[[np.ndarray], str], into: Answers, state: TrainerState
+) -> None:
+    """Sample and score every prompt; `into` is filled as they come. text_of: text of a completion's tokens. state: what
+    reward functions are told of the run.
 
     Waits while no engine serves: the caller has a deadline.
     """
@@ -55,7 +59,7 @@ async def answer_all(held_out: HeldOut, pool: EnginePool, text_of: Callable[[np.
             answering = _Prompt(place, prompt, held_out, pool, into)
             played = await answering.sample(together)
             if played:
-                await answering.score(played, text_of)
+                await answering.score(played, text_of, state)
             into.prompts_done += 1
 
     workers = held_out.config.evaluation.max_concurrency // together
@@ -94,13 +98,15 @@ class _Prompt:
             self._into.failed(error)
             return None
 
-    async def score(self, played: Sequence[Played], text_of: Callable[[np.ndarray], str]) -> None:
+    async def score(self, played: Sequence[Played], text_of: Callable[[np.ndarray], str], state: TrainerState) -> None:
         completions, prompt = [each.completion for each in played], played[0].prompt
         texts = [text_of(completion.token_ids) for completion in completions]
         turns = None if self._held_out.player is None else played
         try:
             check_alike(played)
-            samples = await score_group(self._held_out.rewards, prompt, completions, texts, turns)
+            samples = await score_group(
+                self._held_out.rewards, prompt, completions, texts, GroupNotes(state=state), played=turns
+            )
         except (EnvironmentFailure, RewardError) as error:
             logger.warning("evaluation: prompt %s is not scored: %s", self._prompt.prompt_id, error)
             self._into.failed(error)

@@ -90,9 +90,10 @@ def held_out(
             f"{config.buffer.stall_timeout:g}: a step may have to wait for an evaluation, and would be given up first; "
             "lower the one, raise the other, or set evaluation.one_version=false"
         )
-    own = [RewardSection(path=path) for path in section.rewards]
-    functions = configured_rewards(own, source) if own else rewards
-    functions = bound(functions, config.generation.max_completion_length)
+    functions = rewards
+    if section.rewards:
+        own = configured_rewards([RewardSection(path=path) for path in section.rewards], source)
+        functions = bound(own, config.generation.max_completion_length)
     check_pass_reward(section.pass_reward, functions)
     view = with_tools(_with_own_rows(_as_evaluated(config, context), rows), source)
     with _own_names(section):

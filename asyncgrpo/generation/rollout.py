@@ -18,12 +18,9 @@ from asyncgrpo.errors import EngineError, EngineUnavailable, EnvironmentFailure
 from asyncgrpo.generation.lease import Lease
 from asyncgrpo.generation.pool import EnginePool
 from asyncgrpo.generation.sampling import Sampling
-from asyncgrpo.types import Ask, Completion, Play, Played, Prompt
+from asyncgrpo.types import SURVIVORS, Ask, Completion, Play, Played, Prompt
 
 logger = logging.getLogger(__name__)
-
-SURVIVORS = 2
-"""Samples that a group needs: an advantage needs a comparison."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -99,9 +99,7 @@ def _what(config: RunConfig, steps: int | None) -> Iterator[str]:
         f"most {config.buffer.max_staleness} policy version{'' if config.buffer.max_staleness == 1 else 's'} stale."
     )
     if config.rewards:
-        named = ", ".join(
-            f"`{reward.name or reward.path.rpartition(':')[2]}` x {reward.weight:g}" for reward in config.rewards
-        )
+        named = ", ".join(f"`{reward.label}` x {reward.weight:g}" for reward in config.rewards)
         yield ""
         yield f"Reward functions: {named}."
 

@@ -1,6 +1,7 @@
 """The groups that a run trained, read back from its rollout files: bit for bit what its learner was given.
 
-Not recorded, and so not here: the dataset's other columns, which only reward functions see.
+Not recorded, and so not here: the dataset's other columns, which only reward functions see, and the metrics that these
+logged.
 """
 
 from __future__ import annotations
@@ -101,4 +102,5 @@ def _sample(row: Row) -> Sample:
         text=row["completion"],
         rewards=row["rewards"],
         reward=row["reward"],
+        extra=json.loads(row.get("extra") or "{}"),
     )

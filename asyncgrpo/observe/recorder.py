@@ -52,6 +52,7 @@ ROLLOUT_SCHEMA = pa.schema(
         ("sampled", pa.list_(pa.bool_())),  # false: given by an environment or a tool, not trained
         ("rewards", pa.map_(pa.string(), pa.float64())),
         ("reward", pa.float64()),
+        ("extra", pa.string()),  # what reward functions logged of it (log_extra), as JSON; null: nothing
         ("advantage", pa.float32()),
         ("finish_reason", pa.string()),
         ("engine", pa.string()),
@@ -198,6 +199,7 @@ def _row(group: Group, index: int, sample: Sample) -> dict[str, Any]:
         "sampled": completion.sampled,
         "rewards": list(sample.rewards.items()),
         "reward": sample.reward,
+        "extra": json.dumps(dict(sample.extra)) if sample.extra else None,  # ASCII: also half a surrogate pair
         "finish_reason": completion.finish_reason,
         "engine": completion.engine,
         "start_version": group.start_version,

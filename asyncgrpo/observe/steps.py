@@ -103,7 +103,7 @@ def _reward_fields(groups: Sequence[Group], samples: Sequence[Sample]) -> Fields
         values = [value for sample in samples if (value := sample.rewards.get(function)) is not None]
         fields[f"reward_mean/{function}"] = _mean(np.array(values))
         fields[f"reward_stddev/{function}"] = _stddev(np.array(values))
-    return fields | _source_fields(groups)
+    return {**fields, **_source_fields(groups), **_logged_fields(groups)}
 
 
 def _source_fields(groups: Sequence[Group]) -> Fields:
@@ -115,6 +115,18 @@ def _source_fields(groups: Sequence[Group]) -> Fields:
         fields[f"dataset_groups/{source}"] = len(own)
         fields[f"dataset_reward_mean/{source}"] = _mean(rewards[~np.isnan(rewards)])
     return fields
+
+
+def _logged_fields(groups: Sequence[Group]) -> Fields:
+    """Means of what reward functions logged, each value counting alike."""
+    logged: dict[str, list[tuple[float, int]]] = {}
+    for group in groups:
+        for name, values in group.logged.items():
+            logged.setdefault(name, []).append(values)
+    return {
+        f"reward_metric/{name}": math.fsum(total for total, _ in values) / sum(count for _, count in values)
+        for name, values in logged.items()
+    }
 
 
 def _standard_error(groups: Sequence[Group]) -> float:

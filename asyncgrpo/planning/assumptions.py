@@ -145,4 +145,4 @@ def _shown(config: RunConfig, key: str) -> str:
 
 
 def _rewards(config: RunConfig) -> str:
-    return ", ".join(reward.path for reward in config.rewards)
+    return ", ".join(reward.source for reward in config.rewards)

@@ -24,7 +24,7 @@ from asyncgrpo.types import Prompt, PromptText
 
 logger = logging.getLogger(__name__)
 
-CONTRACT_ARGUMENTS = ("prompts", "completions", "completion_ids")
+CONTRACT_ARGUMENTS = ("prompts", "completions", "completion_ids", "trainer_state", "log_metric", "log_extra")
 """What reward functions are always given; a dataset column of such a name would hide it, so it is left out."""
 
 

@@ -5,8 +5,14 @@
 Every argument is a list with one entry per sample of the group: the prompt and the row's columns are repeated. A chat
 prompt gets its completions as chats, `[[{"role": "assistant", "content": text}], …]`, of a trajectory all its messages
 after the prompt; a text prompt gets texts. Where there is an environment, `environment_reward` are its own rewards. A
-function that names its parameters is given those only. Plain functions run in threads, so one may be called several
-times at once; `async def` functions share one event loop that is not the orchestrator's.
+function that names its parameters is given those only, and may name as well
+
+    trainer_state                  where the run is: global_step, max_steps, version, epoch
+    log_metric(name, value)        a number for the record of the step that trains the group
+    log_extra(column, values)      one value per completion, kept beside the samples on disk
+
+Plain functions run in threads, so one may be called several times at once; `async def` functions share one event loop
+that is not the orchestrator's.
 """
 
 from __future__ import annotations
@@ -15,73 +21,32 @@ import asyncio
 import functools
 import inspect
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any
+from dataclasses import replace
+from typing import Any, get_args
 
-from asyncgrpo.config.sections import OnRewardError
+from asyncgrpo.config.sections import MAX_CALLS, OnRewardError
 from asyncgrpo.errors import ConfigError, GroupUnscored, RewardError
-from asyncgrpo.rewards.values import BadSum, BadValue, read_values, weighted_sum
-from asyncgrpo.types import Completion, Played, Prompt, Sample
-from asyncgrpo.user_code.arguments import accepted, is_required, parameters_of
-from asyncgrpo.user_code.texts import raised_in, said
-from asyncgrpo.user_code.threads import await_aside, call_in_thread
+from asyncgrpo.rewards.calling import RUN_ARGUMENTS, Missing, Reward, RewardFunction, gravest
+from asyncgrpo.rewards.model import RewardModel
+from asyncgrpo.rewards.notes import GroupNotes
+from asyncgrpo.rewards.values import BadSum, weighted_sum
+from asyncgrpo.types import SURVIVORS, Completion, Played, Prompt, Sample
+from asyncgrpo.user_code.arguments import is_required, parameters_of
 
-MAX_CALLS = 64
-"""Calls of one function at the same time; a plain function's call is a thread."""
+__all__ = [
+    "ENVIRONMENT_REWARD",
+    "RewardFunction",
+    "check_parameters",
+    "environment_reward",
+    "from_callables",
+    "reward",
+    "score_group",
+    "with_unique_names",
+]
 
-_ALWAYS = ("prompts", "completions", "completion_ids")
 ENVIRONMENT_REWARD = "environment_reward"
-
-
-@dataclass(frozen=True, slots=True)
-class RewardFunction:
-    """One reward: `call` by the module's contract, `weight` in the sum, `timeout` in seconds per call.
-
-    on_error: what a call that raises, is late or returns nonsense does: end the run, or drop its group.
-    """
-
-    name: str
-    weight: float
-    timeout: float
-    call: Callable[..., Any]
-    on_error: OnRewardError = "stop"
-    _slots: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(MAX_CALLS), repr=False, compare=False)
-
-    async def score(self, prompt: Prompt, arguments: Mapping[str, Any], count: int) -> list[float | None]:
-        """Rewards of `count` completions.
-
-        Raises RewardError naming the function, the prompt and the cause; to drop the group, one that is GroupUnscored.
-        """
-        async with self._slots:
-            deadline = asyncio.timeout(self.timeout)
-            try:
-                async with deadline:
-                    returned = await call_in_thread(functools.partial(self._call_and_read, arguments, count))
-                    if inspect.isawaitable(returned):
-                        returned = await await_aside(returned)
-                        returned = await call_in_thread(functools.partial(read_values, returned, count))
-                    values: list[float | None] = returned
-                    return values
-            except Exception as error:  # the boundary to user code, which may raise anything
-                if deadline.expired():
-                    raise self.failure(prompt, f"took longer than its timeout of {self.timeout:g} s") from error
-                if isinstance(error, BadValue):
-                    raise self.failure(prompt, str(error)) from error
-                where = raised_in(self.call, error)
-                raise self.failure(prompt, f"{type(error).__name__}: {said(error)}{where}") from error
-
-    def _call_and_read(self, arguments: Mapping[str, Any], count: int) -> Any:
-        """In the thread of the call, too: what it returned may have methods of the user's, or wait for a GPU.
-
-        The values, or what is to be awaited for them.
-        """
-        returned = self.call(**accepted(self.call, arguments))
-        return returned if inspect.isawaitable(returned) else read_values(returned, count)
-
-    def failure(self, prompt: Prompt, reason: str) -> RewardError:
-        """What a call that failed raises, by `on_error`."""
-        kind = GroupUnscored if self.on_error == "drop_group" else RewardError
-        return kind(f"reward function {self.name!r}, prompt {prompt.prompt_id}: {reason}")
+_ALWAYS = ("prompts", "completions", "completion_ids", *RUN_ARGUMENTS)
+_LAMBDA = "<lambda>"
 
 
 def environment_reward(environment_reward: Sequence[float | None]) -> list[float | None]:
@@ -94,56 +59,90 @@ async def score_group(
     prompt: Prompt,
     completions: Sequence[Completion],
     texts: Sequence[str],
+    notes: GroupNotes | None = None,
+    *,
     played: Sequence[Played] | None = None,
 ) -> list[Sample]:
     """Score the samples of one prompt, all functions at once. `texts` are the decoded completions, `played` where they
     come from if an environment took part.
 
+    `notes` says where the run is, and gets what functions log. Samples are fewer than completions where functions whose
+    `on_error` is `drop_sample` have no reward for some.
+
     Raises RewardError from the first function that fails; the others are abandoned. Of failures at once, one that
-    stops the run wins over one that drops the group.
+    stops the run wins over one that drops the group. Raises GroupUnscored if fewer than two samples are left of more.
     """
+    notes = GroupNotes() if notes is None else notes
     count = len(completions)
+    own = [replace(notes, metrics={}, extras={}) for _ in functions]
     try:
         async with asyncio.TaskGroup() as group:
             tasks = [
-                group.create_task(function.score(prompt, _arguments(prompt, completions, texts, played), count))
-                for function in functions
+                group.create_task(function.score(prompt, _arguments(prompt, completions, texts, played), count, each))
+                for function, each in zip(functions, own, strict=True)
             ]
     except* RewardError as failures:
-        failure = min(failures.exceptions, key=lambda error: isinstance(error, GroupUnscored))
+        failure = gravest(failures)
     else:
-        return _samples(functions, prompt, completions, texts, [task.result() for task in tasks])
+        for each in own:  # in the order of the functions, not in which they ended
+            notes.merge(each)
+        return _samples(functions, prompt, completions, texts, [task.result() for task in tasks], notes)
     raise failure
 
 
+def reward(
+    call: Callable[..., Any] | str,
+    *,
+    name: str | None = None,
+    weight: float = 1.0,
+    timeout: float = 60.0,
+    on_error: OnRewardError = "stop",
+    per_sample: bool = False,
+    max_concurrency: int = MAX_CALLS,
+) -> RewardFunction:
+    """A function, or a reward model by its name, with settings of its own, as an entry of `rewards` has them.
+
+    Raises ConfigError for what cannot be called, and for another value of `on_error`.
+    """
+    made: Any = RewardModel(call) if isinstance(call, str) else call
+    if hasattr(made, "save_pretrained"):
+        raise ConfigError(f"a {type(made).__name__} is given; give a reward model by its folder or hub name")
+    if not callable(made):
+        raise ConfigError(f"{made!r} is no reward function; give a function, or a reward model by its name")
+    if inspect.isclass(made):
+        raise ConfigError(f"{made.__name__} is a class; give an instance of it, or a function")
+    if on_error not in get_args(OnRewardError):
+        raise ConfigError(f"on_error={on_error!r}: expected one of {', '.join(get_args(OnRewardError))}")
+    return RewardFunction(name or _name(made), weight, timeout, made, on_error, per_sample, max_concurrency)
+
+
 def from_callables(
-    functions: Callable[..., Any] | Sequence[Callable[..., Any]],
+    functions: Callable[..., Any] | RewardFunction | str | Sequence[Callable[..., Any] | RewardFunction | str],
     weights: Sequence[float] | None = None,
     timeout: float = 60.0,
     on_error: OnRewardError = "stop",
 ) -> list[RewardFunction]:
-    """Reward functions given as Python objects, weight 1 each unless told.
+    """Reward functions given as Python objects, weight 1 each unless told; a string names a reward model. What
+    `reward` made keeps its own settings, but for its weight if `weights` are given.
 
     Raises ConfigError for none at all, a wrong number of weights, or an object that cannot be called.
     """
-    listed = [functions] if callable(functions) or isinstance(functions, str) else list(functions)
+    is_one = callable(functions) or isinstance(functions, str | RewardFunction)
+    listed: list[Any] = [functions] if is_one else list(functions)  # type: ignore[arg-type]
     if not listed:
         raise ConfigError("reward_funcs is empty: give a function, or a list of functions")
-    weights = [1.0] * len(listed) if weights is None else list(weights)
-    if len(weights) != len(listed):
+    if weights is not None and len(weights) != len(listed):
         raise ConfigError(f"{len(weights)} reward_weights for {len(listed)} reward functions; give one each")
-    for function in listed:
-        if not callable(function):
-            raise ConfigError(f"{function!r} is no reward function; reward models by name are not supported, wrap one")
-        if inspect.isclass(function):
-            raise ConfigError(f"{function.__name__} is a class; give an instance of it, or a function")
-    names = [_name(function, position) for position, function in enumerate(listed, start=1)]
-    return with_unique_names(
-        [
-            RewardFunction(name, weight, timeout, call, on_error)
-            for name, weight, call in zip(names, weights, listed, strict=True)
-        ]
-    )
+    made = [
+        each if isinstance(each, RewardFunction) else reward(each, timeout=timeout, on_error=on_error)
+        for each in listed
+    ]
+    if weights is not None:
+        made = [replace(each, weight=weight) for each, weight in zip(made, weights, strict=True)]
+    numbered = [
+        replace(each, name=f"reward_{i}") if each.name == _LAMBDA else each for i, each in enumerate(made, start=1)
+    ]
+    return with_unique_names(numbered)
 
 
 def with_unique_names(functions: Sequence[RewardFunction]) -> list[RewardFunction]:
@@ -195,23 +194,39 @@ def _samples(
     prompt: Prompt,
     completions: Sequence[Completion],
     texts: Sequence[str],
-    columns: Sequence[list[float | None]],
+    columns: Sequence[list[Reward]],
+    notes: GroupNotes,
 ) -> list[Sample]:
-    weights = {function.name: function.weight for function in functions}
-    samples = []
-    for completion, text, values in zip(completions, texts, zip(*columns, strict=True), strict=True):
-        rewards = dict(zip(weights, values, strict=True))
-        try:
-            reward = weighted_sum(rewards, weights)
-        except BadSum as error:
-            at_fault = next(function for function in functions if function.name == error.function)
-            raise at_fault.failure(prompt, str(error)) from error
-        samples.append(Sample(completion=completion, text=text, rewards=rewards, reward=reward))
+    samples, lost = [], []
+    for index, (completion, text, values) in enumerate(
+        zip(completions, texts, zip(*columns, strict=True), strict=True)
+    ):
+        missing = next((value for value in values if isinstance(value, Missing)), None)
+        rewards = {f.name: v for f, v in zip(functions, values, strict=True) if not isinstance(v, Missing)}
+        total = missing or _sum(functions, prompt, rewards, notes)
+        if isinstance(total, Missing):
+            lost.append(total)
+        else:
+            extra = notes.extras.get(index, {})
+            samples.append(Sample(completion=completion, text=text, rewards=rewards, reward=total, extra=extra))
+    notes.missing = len(lost)
+    if lost and len(samples) < SURVIVORS:
+        left = f"{len(samples)} of {len(completions)} samples left"
+        raise GroupUnscored(f"{lost[0].why}; {left} (on_error drop_sample), where a group needs {SURVIVORS}")
     return samples
 
 
-def _name(function: Callable[..., Any], position: int) -> str:
+def _sum(
+    functions: Sequence[RewardFunction], prompt: Prompt, rewards: Mapping[str, float | None], notes: GroupNotes
+) -> float | Missing:
+    try:
+        return weighted_sum(rewards, {function.name: function.weight for function in functions})
+    except BadSum as error:
+        at_fault = next(function for function in functions if function.name == error.function)
+        return at_fault.missing(prompt, "value", str(error), notes, cause=error)
+
+
+def _name(function: Callable[..., Any]) -> str:
     while isinstance(function, functools.partial):
         function = function.func
-    name = getattr(function, "__name__", type(function).__name__)
-    return f"reward_{position}" if name == "<lambda>" else str(name)
+    return str(getattr(function, "__name__", type(function).__name__))

@@ -1,4 +1,5 @@
-"""Reward functions as configurations name them: `package.module:function`, `file.py:function`, or a built-in one."""
+"""Reward functions as configurations name them: `package.module:function`, `file.py:function`, a built-in one, a reward
+model or a server."""
 
 from __future__ import annotations
 
@@ -12,6 +13,8 @@ from asyncgrpo.config.sections import RewardSection
 from asyncgrpo.errors import ConfigError
 from asyncgrpo.rewards.builtin import BUILTIN, Builtin
 from asyncgrpo.rewards.functions import RewardFunction, environment_reward, with_unique_names
+from asyncgrpo.rewards.model import RewardModel
+from asyncgrpo.rewards.remote import RemoteReward
 from asyncgrpo.user_code.arguments import parameters_of
 from asyncgrpo.user_code.importing import import_object, is_path
 from asyncgrpo.user_code.texts import said
@@ -26,15 +29,29 @@ def from_config(sections: Sequence[RewardSection]) -> list[RewardFunction]:
 
 
 def _from_section(section: RewardSection) -> RewardFunction:
-    call = import_function(section.path, section.arguments)
-    own = call.short if isinstance(call, Builtin) else section.path.rpartition(":")[2].rpartition(".")[2]
+    call, own = _call_of(section)
     return RewardFunction(
         name=section.name or own,
         weight=section.weight,
         timeout=section.timeout,
-        on_error=section.on_error,
         call=call,
+        on_error=section.on_error,
+        per_sample=section.per_sample,
+        max_concurrency=section.max_concurrency,
     )
+
+
+def _call_of(section: RewardSection) -> tuple[Callable[..., Any], str]:
+    """What is called, and its own name."""
+    if section.model is not None:
+        model = RewardModel(section.model, section.device, section.dtype, section.batch_size)
+        return model, model.__name__
+    if section.url is not None:
+        remote = RemoteReward(section.url, section.api_key_env)
+        return remote, remote.__name__
+    path = section.path or ""
+    call = import_function(path, section.arguments)
+    return call, call.short if isinstance(call, Builtin) else path.rpartition(":")[2].rpartition(".")[2]
 
 
 def import_function(path: str, arguments: Mapping[str, Any] | None = None) -> Callable[..., Any]:

@@ -7,14 +7,21 @@ import numbers
 from collections.abc import Mapping
 from typing import Any
 
-from asyncgrpo.user_code.texts import brief
+from asyncgrpo.user_code.texts import brief, said
 
 LARGEST_SUM = 1e30
 """Beyond any use, and small enough that nothing computed from rewards overflows."""
 
 
 class BadValue(ValueError):
-    """A returned value is refused; the caller adds whose it is."""
+    """A returned value is refused; the caller adds whose it is.
+
+    is_exception: an exception stood in the place of a reward, as of `asyncio.gather(return_exceptions=True)`.
+    """
+
+    def __init__(self, message: str, *, is_exception: bool = False) -> None:
+        super().__init__(message)
+        self.is_exception = is_exception
 
 
 class BadSum(ValueError):
@@ -25,17 +32,25 @@ class BadSum(ValueError):
         self.function = function
 
 
-def read_values(returned: Any, count: int) -> list[float | None]:
-    """The returned value as numbers: a list, tuple, NumPy array or torch tensor of `count` of them.
+def read_each(returned: Any, count: int) -> list[float | BadValue | None]:
+    """The returned value as numbers: a list, tuple, NumPy array or torch tensor of `count` of them; in the place of one
+    that is none, what is wrong with it.
 
-    Raises BadValue saying what is wrong, and whatever the methods of a returned object raise.
+    Raises BadValue if there are not `count`, and whatever the methods of a returned object raise.
     """
     values = returned.tolist() if hasattr(returned, "tolist") else returned  # NumPy and torch, without importing either
     if not isinstance(values, list | tuple):
         raise BadValue(f"returned {brief(returned)}, expected a list of {count} numbers, one per completion")
     if len(values) != count:
         raise BadValue(f"returned {len(values)} values for {count} completions")
-    return [_number(value, index) for index, value in enumerate(values)]
+    return [_number_or_fault(value, index) for index, value in enumerate(values)]
+
+
+def _number_or_fault(value: Any, index: int) -> float | BadValue | None:
+    try:
+        return _number(value, index)
+    except BadValue as fault:
+        return fault
 
 
 def weighted_sum(rewards: Mapping[str, float | None], weights: Mapping[str, float]) -> float:
@@ -59,6 +74,9 @@ def weighted_sum(rewards: Mapping[str, float | None], weights: Mapping[str, floa
 def _number(value: Any, index: int) -> float | None:
     if value is None:
         return None
+    if isinstance(value, BaseException):
+        kind = type(value).__name__
+        raise BadValue(f"returned for completion {index} the exception {kind}: {said(value)}", is_exception=True)
     try:
         if hasattr(value, "item") and not isinstance(value, numbers.Real):  # a scalar of NumPy or torch
             value = value.item()

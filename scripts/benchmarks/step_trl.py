@@ -55,7 +55,7 @@ def main(request: Request) -> Figures:
     with tempfile.TemporaryDirectory() as folder:
         trainer = Timed(
             model=config.model.path,
-            reward_funcs=[import_function(section.path) for section in config.rewards],
+            reward_funcs=[import_function(section.path) for section in config.rewards if section.path],
             args=make_config(request, config, folder),
             train_dataset=Dataset.from_list(rows),
             processing_class=AutoTokenizer.from_pretrained(config.model.path),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import struct
 import tempfile
@@ -23,6 +24,7 @@ from asyncgrpo.types import Completion, Group, Prompt, Replayable, Sample
 any_float = st.one_of(st.floats(), st.sampled_from((math.nan, -math.nan, -0.0, 5e-324, -math.inf)))
 any_text = st.text(st.characters(exclude_categories=()))  # half surrogate pairs as well
 names = st.text(min_size=1)
+json_values = st.one_of(st.none(), st.integers(), any_text, st.floats(allow_nan=False), st.lists(st.booleans()))
 
 
 @st.composite
@@ -49,6 +51,7 @@ def samples(draw: st.DrawFn) -> Sample:
         text=draw(any_text),
         rewards=draw(st.dictionaries(names, st.one_of(st.none(), any_float), max_size=3)),
         reward=draw(any_float),
+        extra=draw(st.dictionaries(names, json_values, max_size=2)),
     )
 
 
@@ -73,6 +76,7 @@ def groups(draw: st.DrawFn) -> Group:
         start_version=draw(st.integers(0, 2**40)),
         admitted_at=draw(any_float),
         entered_at=draw(any_float),
+        logged=draw(st.dictionaries(names, st.tuples(st.floats(allow_nan=False), st.integers(1, 2**70)), max_size=2)),
     )
 
 
@@ -84,6 +88,7 @@ def exact(group: Group) -> tuple[Any, ...]:
     """Everything of a group, such that only what is the same bit for bit is equal."""
     return (
         *(group.group_id, group.prompt, group.start_version, bits(group.admitted_at), bits(group.entered_at)),
+        *((name, bits(total), count) for name, (total, count) in group.logged.items()),
         *(
             (
                 *(
@@ -93,6 +98,7 @@ def exact(group: Group) -> tuple[Any, ...]:
                 *(sample.completion.finish_reason, sample.completion.engine, sample.text, bits(sample.reward)),
                 *(bits(sample.completion.started_at), bits(sample.completion.finished_at)),
                 *((name, None if value is None else bits(value)) for name, value in sample.rewards.items()),
+                json.dumps(sample.extra),
             )
             for sample in group.samples
         ),

@@ -111,10 +111,9 @@ def test_a_section_with_everything_commented_out_is_default(tmp_path: Path) -> N
         ("run: {zzzz: 1}", "unknown key 'zzzz' in section run (run.yaml:1); the section has output_dir, resume"),
         (
             "rewards: [{path: 'a:b', wight: 1}]",
-            "unknown key 'wight' in rewards.0 (run.yaml:1); a reward has path, arguments, weight, name, timeout, "
-            "on_error",
+            "unknown key 'wight' in rewards.0 (run.yaml:1); a reward has path, model, url, arguments, weight, name, ",
         ),
-        ("rewards: [{weight: 1}]", "rewards.0.path (run.yaml:1): missing; give a value"),
+        ("rewards: [{weight: 1}]", "rewards: an entry has exactly one of path, model and url; one here has none"),
         ("rewards: correct", 'rewards = "correct" (run.yaml:1): expected a list, as in [a, b]'),
         ("training: {bf16: maybe}", 'training.bf16 = "maybe" (run.yaml:1): expected true or false'),
         ("training: {bf16: 1}", "training.bf16 = 1 (run.yaml:1): expected true or false"),

@@ -1,4 +1,5 @@
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 from observe_cases import group, measures, report, sample
@@ -58,6 +59,8 @@ def test_every_series_is_there_from_the_start_and_counters_begin_at_zero() -> No
         'asyncgrpo_generation_requests_in_flight{engine="engine-1"}',
         'asyncgrpo_learner_seconds_total{state="snapshot"}',
         'asyncgrpo_reward_mean{reward="length"}',
+        'asyncgrpo_reward_failures_total{reason="late",reward="length"}',
+        'asyncgrpo_reward_failures_total{reason="value",reward="length"}',
         'asyncgrpo_policy_kl_nats{between="behaviour_proximal"}',
         'asyncgrpo_clipped_tokens_ratio{side="high"}',
         'asyncgrpo_staleness_versions_bucket{le="+Inf"}',
@@ -148,3 +151,13 @@ def test_multiprocess_mode_is_refused() -> None:
     with pytest.raises(ConfigError, match="PROMETHEUS_MULTIPROC_DIR=/somewhere is set; unset it"):
         refuse_multiprocess_mode({"PROMETHEUS_MULTIPROC_DIR": "/somewhere"})
     refuse_multiprocess_mode({"PATH": "/bin"})
+
+
+def test_what_reward_functions_log_and_how_they_fail() -> None:
+    metrics = run_metrics()
+    logged = [replace(group([sample(1.0), sample(0.0)]), logged={"judge/seconds": (3.0, 2)})]
+    metrics.observe_step(step_record(3, logged, 2, report(), measures()))
+    metrics.count_reward_failure("length", "raised")
+    shown = series(metrics)
+    assert shown['asyncgrpo_reward_metric{metric="judge/seconds"}'] == 1.5
+    assert shown['asyncgrpo_reward_failures_total{reason="raised",reward="length"}'] == 1

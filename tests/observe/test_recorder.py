@@ -1,3 +1,4 @@
+import dataclasses
 import json
 from pathlib import Path
 
@@ -62,6 +63,8 @@ def test_rollouts_are_read_back(folder: RunFolder) -> None:
         prompt=messages,
     )
     late = group([sample(float("nan"), (0,))], group_id=8)
+    logged = dataclasses.replace(trained.samples[1], extra={"why": "half \ud83d", "tries": [1, None]})
+    trained = dataclasses.replace(trained, samples=(trained.samples[0], logged))
     path = Recorder(folder).write_rollouts(3, 2, [trained], np.array([0.5, -0.5]), [(late, "dropped:stale")])
     assert path == folder.rollouts_dir / "step_000003.parquet"
     table = pq.read_table(path)
@@ -69,6 +72,7 @@ def test_rollouts_are_read_back(folder: RunFolder) -> None:
     assert table.schema.metadata[b"schema_version"] == b"1"
     assert float(table.schema.metadata[b"monotonic_to_unix_seconds"]) > 0
     first, second, third = table.to_pylist()
+    assert json.loads(second["extra"]) == {"why": "half \ud83d", "tries": [1, None]}
     assert first == {
         "step": 3,
         "version": 2,
@@ -85,6 +89,7 @@ def test_rollouts_are_read_back(folder: RunFolder) -> None:
         "sampled": [True, True],
         "rewards": [("exact", 1.0), ("form", None)],
         "reward": 1.0,
+        "extra": None,
         "advantage": 0.5,
         "finish_reason": "stop",
         "engine": "engine-0",

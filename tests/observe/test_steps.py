@@ -79,6 +79,14 @@ def test_lengths_and_staleness_are_over_tokens() -> None:
     assert (record["group_seconds_mean"], record["group_seconds_max"]) == (4.0, 6.0)
 
 
+def test_what_reward_functions_logged_is_averaged_over_values_not_groups() -> None:
+    one, two = two_groups()
+    logged = [replace(one, logged={"tries": (6.0, 3), "a/b": (1.0, 1)}), replace(two, logged={"tries": (2.0, 1)})]
+    record = step_record(3, logged, 2, report(), measures())
+    assert (record["reward_metric/tries"], record["reward_metric/a/b"]) == (2.0, 1.0)
+    assert not any(name.startswith("reward_metric/") for name in step_record(3, two_groups(), 2, report(), measures()))
+
+
 def test_speeds_and_shares() -> None:
     record = step_record(3, two_groups(), 2, report(), measures(groups_admitted=9, groups_dropped={"stale": 2}))
     assert record["tokens_trained"] == 10
@@ -113,7 +121,9 @@ def test_learner_fields_keep_known_names_and_prefix_others() -> None:
 
 def test_every_field_is_documented() -> None:
     dropped = measures(groups_dropped={"stale": 1})
-    record = step_record(3, two_groups(), 2, report(loss=0.5, surprise=7.0), dropped)
+    groups = [replace(each, logged={"tries": (1.0, 1)}) for each in two_groups()]
+    flow = {"reward_failures/judge/late": 1.0}
+    record = step_record(3, groups, 2, report(loss=0.5, surprise=7.0), dropped, flow)
     documented = {name.partition("<")[0] if "<" in name else name for name in STEP_FIELDS}
     assert {f for f in record if f not in documented and f"{f.partition('/')[0]}/" not in documented} == set()
 

@@ -11,7 +11,8 @@ from reward_scoring import COMPLETIONS, TEXTS, prompt, refusal, rewards_of, scor
 
 from asyncgrpo.errors import GroupUnscored, RewardError
 from asyncgrpo.rewards import from_callables, score_group
-from asyncgrpo.rewards.functions import MAX_CALLS, RewardFunction
+from asyncgrpo.rewards.functions import RewardFunction
+from asyncgrpo.rewards.notes import GroupNotes
 from asyncgrpo.types import Prompt
 
 
@@ -117,7 +118,7 @@ async def test_of_failures_at_once_the_one_that_stops_the_run_wins() -> None:
     barrier = asyncio.Barrier(2)
 
     class Together(RewardFunction):
-        async def score(self, prompt: Prompt, arguments: Any, count: int) -> list[float | None]:
+        async def score(self, prompt: Prompt, arguments: Any, count: int, notes: GroupNotes) -> Any:
             await barrier.wait()
             raise GroupUnscored("drop") if self.on_error == "drop_group" else RewardError("stop")
 
@@ -178,11 +179,11 @@ async def test_calls_of_one_function_are_bounded() -> None:
             running -= 1
         return [0.0] * 3
 
-    built = from_callables(count)
+    built = [RewardFunction("count", 1.0, 20.0, count, max_concurrency=3)]
     async with asyncio.timeout(20), asyncio.TaskGroup() as group:
-        for _ in range(2 * MAX_CALLS):
+        for _ in range(12):
             group.create_task(score_group(built, prompt(), COMPLETIONS, TEXTS))
-    assert 1 < most <= MAX_CALLS
+    assert most == 3
 
 
 class Hostile:

@@ -10,7 +10,8 @@ import pytest
 from reward_scoring import CHAT, COMPLETIONS, TEXTS, prompt, rewards_of, scored
 
 from asyncgrpo.errors import ConfigError
-from asyncgrpo.rewards import check_parameters, from_callables
+from asyncgrpo.rewards import check_parameters, from_callables, reward
+from asyncgrpo.rewards.notes import TrainerState
 
 
 async def test_arguments_for_a_text_prompt() -> None:
@@ -21,7 +22,9 @@ async def test_arguments_for_a_text_prompt() -> None:
         return [0.0] * 3
 
     await scored(record, prompt("say", answer=4))
+    assert [callable(seen.pop(name)) for name in ("log_metric", "log_extra")] == [True, True]
     assert seen == {
+        "trainer_state": TrainerState(),
         "prompts": ["say"] * 3,
         "completions": TEXTS,
         "completion_ids": [[0], [0, 1], [0, 1, 2]],
@@ -93,6 +96,10 @@ class AsyncJudge:
         return two(None, completions)
 
 
+class Pretrained(Judge):
+    def save_pretrained(self) -> None: ...
+
+
 def scaled(completions: Any, scale: float) -> list[float]:
     return [scale * len(text) for text in completions]
 
@@ -103,7 +110,7 @@ def scaled(completions: Any, scale: float) -> list[float]:
         (two, 1),
         (one, 1),
         (with_column, 2),
-        (everything, 4),  # prompts, completion_ids, answer, scale
+        (everything, 7),  # prompts, completion_ids, answer, scale, trainer_state, log_metric, log_extra
         (asynchronous, 1),
         (Judge(3.0), 3),
         (Judge(3.0).method, 3),
@@ -129,9 +136,24 @@ async def test_weighted_sum_leaves_none_out() -> None:
 
 
 def test_names_are_sensible_and_unique() -> None:
-    functions = [two, two, lambda **_: [], Judge(), Judge(2.0).method, functools.partial(scaled, scale=1.0)]
+    functions = [two, two, lambda **_: [], Judge(), Judge(2.0).method, functools.partial(scaled, scale=1.0), "org/rm"]
     names = [function.name for function in from_callables(functions)]
-    assert names == ["two", "two_2", "reward_3", "Judge", "method", "scaled"]
+    assert names == ["two", "two_2", "reward_3", "Judge", "method", "scaled", "rm"]
+
+
+def test_functions_with_settings_of_their_own_keep_them() -> None:
+    own = reward(Judge(), name="strict", weight=2.0, on_error="drop_sample", per_sample=True, max_concurrency=2)
+    given = from_callables([two, own, lambda **_: []], timeout=9.0, on_error="drop_group")
+    assert [(f.name, f.weight, f.timeout, f.on_error) for f in given] == [
+        ("two", 1.0, 9.0, "drop_group"),
+        ("strict", 2.0, 60.0, "drop_sample"),
+        ("reward_3", 1.0, 9.0, "drop_group"),
+    ]
+    assert (given[1].per_sample, given[1].max_concurrency) == (True, 2)
+    assert [f.weight for f in from_callables([two, own], weights=[0.5, 3.0])] == [0.5, 3.0]
+    assert from_callables(own) == [own]
+    with pytest.raises(ConfigError, match="on_error='zero': expected one of stop, drop_group, drop_sample"):
+        reward(two, on_error="zero")  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -139,8 +161,8 @@ def test_names_are_sensible_and_unique() -> None:
     [
         ([], None, "reward_funcs is empty: give a function"),
         ([two], [1.0, 2.0], "2 reward_weights for 1 reward functions"),
-        (["org/reward-model"], None, "'org/reward-model' is no reward function; reward models by name"),
-        ("org/reward-model", None, "'org/reward-model' is no reward function"),
+        ([3], None, "3 is no reward function; give a function, or a reward model by its name"),
+        ([Pretrained()], None, "a Pretrained is given; give a reward model by its folder or hub name"),
         ([Judge], None, "Judge is a class; give an instance"),
     ],
 )

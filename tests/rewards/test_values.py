@@ -8,7 +8,16 @@ import numpy as np
 import pytest
 import torch
 
-from asyncgrpo.rewards.values import BadSum, read_values, weighted_sum
+from asyncgrpo.rewards.values import BadSum, BadValue, read_each, weighted_sum
+
+
+def read_values(returned: Any, count: int) -> list[float | None]:
+    """Those of a call without a fault; else raises the first."""
+    values = read_each(returned, count)
+    faults = [value for value in values if isinstance(value, BadValue)]
+    if faults:
+        raise faults[0]
+    return [value for value in values if not isinstance(value, BadValue)]
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -15,9 +16,9 @@ from asyncgrpo.errors import AsyncGRPOError, GroupUnscored, RewardError
 from asyncgrpo.prompts import load_rows
 from asyncgrpo.prompts.stream import reward_columns
 from asyncgrpo.prompts.table import Rows
-from asyncgrpo.rewards import bound, check_parameters, from_config
-from asyncgrpo.rewards.functions import ENVIRONMENT_REWARD, score_group
-from asyncgrpo.types import Completion, Played, Prompt
+from asyncgrpo.rewards import RewardFunction, bound, check_parameters, from_config, score_group, started
+from asyncgrpo.rewards.functions import ENVIRONMENT_REWARD
+from asyncgrpo.types import Completion, Played, Prompt, Sample
 
 NAME = "reward calls"
 TEXT = "a made-up completion"
@@ -42,15 +43,22 @@ def reward_calls(config: RunConfig) -> Check:
     count = config.generation.num_generations
     try:
         prompt = _first_prompt(rows)
-        played = [Played(completion=completion, prompt=prompt, reward=0.0)] * count if has_environment else None
-        scored = score_group(functions, prompt, [completion] * count, [TEXT] * count, played)
-        samples = asyncio.run(scored)
+        played = [Played(completion=completion, prompt=prompt, reward=0.0)] * count
+        samples = asyncio.run(_score(functions, prompt, played, has_environment, config.learner.start_timeout))
     except GroupUnscored as error:
-        return Check(NAME, "warn", str(error), f"its groups are dropped when it does so; scored was {TEXT!r}")
+        return Check(NAME, "warn", str(error), f"its groups or samples are dropped then; scored was {TEXT!r}")
     except RewardError as error:
         return Check(NAME, "fail", str(error), f"let it score any text, as {TEXT!r} was, or set its on_error")
     rewards = (f"{name} {'None' if value is None else f'{value:g}'}" for name, value in samples[0].rewards.items())
     return Check(NAME, "ok", f"{', '.join(rewards)} for {TEXT!r}")
+
+
+async def _score(
+    functions: Sequence[RewardFunction], prompt: Prompt, played: list[Played], has_environment: bool, timeout: float
+) -> list[Sample]:
+    completions, texts = [each.completion for each in played], [TEXT] * len(played)
+    async with started(functions, timeout):
+        return await score_group(functions, prompt, completions, texts, played=played if has_environment else None)
 
 
 def _first_prompt(rows: Rows) -> Prompt:

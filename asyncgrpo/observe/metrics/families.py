@@ -37,6 +37,9 @@ DROP_REASONS = ("stale", "uniform", "failed", "environment", "reward", "resumed"
 REISSUE_REASONS = ("stale", "failed", "environment", "reward", "resumed")
 """Why its prompt comes again: of these, or the run was resumed while the group was in flight."""
 
+REWARD_FAILURES = ("late", "raised", "value")
+"""How a reward function fails: it takes too long, raises, or returns what is no reward."""
+
 EJECTION_REASONS: Sequence[EjectionReason] = get_args(EjectionReason)
 
 TRACKERS: Sequence[Tracker] = get_args(Tracker)
@@ -125,6 +128,10 @@ class RunMetrics:
         self.policy_version = self._gauge("policy_version", "Policy version held", holder=("learner", *engines))
         self.reward_mean = self._gauge("reward_mean", "Mean reward of the last step", reward=("total", *rewards))
         self.reward_stddev = self._gauge("reward_stddev", "Its deviation over samples", reward=("total", *rewards))
+        self.reward_metric = self._gauge("reward_metric", "Mean of what functions logged, last step", metric=())
+        self.reward_failures = self._counter(
+            "reward_failures", "Rewards that a function failed to give", reward=rewards, reason=REWARD_FAILURES
+        )
         self.uniform_groups = self._counter("uniform_groups", "Trained groups in which no two rewards differ")
         self.trained_tokens = self._counter("trained_tokens", "Completion tokens in trained groups")
         self.tracker_steps_lost = self._counter(
@@ -160,6 +167,8 @@ class RunMetrics:
         for gauge, field in ((self.reward_mean, "reward_mean"), (self.reward_stddev, "reward_stddev")):
             for label in ("total", *labels_of(record, field)):
                 _set(gauge.labels(label), record.get(field if label == "total" else f"{field}/{label}"))
+        for name in labels_of(record, "reward_metric"):
+            _set(self.reward_metric.labels(name), record[f"reward_metric/{name}"])
         for versions in labels_of(record, "staleness_tokens"):
             self.staleness.add(int(versions), int(_number(record, f"staleness_tokens/{versions}")))
         groups = _number(record, "groups")
@@ -171,6 +180,9 @@ class RunMetrics:
             self.updates_skipped.inc(_number(record, "optimiser_updates_skipped"))
         for field, gauge in self._reported.items():
             _set(gauge, record.get(field))
+
+    def count_reward_failure(self, reward: str, reason: str) -> None:
+        self.reward_failures.labels(reward, reason).inc()
 
     def _gauge(self, name: str, meaning: str, **labels: Sequence[str]) -> Gauge:
         return _seeded(Gauge(f"asyncgrpo_{name}", meaning, list(labels), registry=self.registry), labels)

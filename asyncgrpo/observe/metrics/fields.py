@@ -83,6 +83,9 @@ STEP_FIELDS: Mapping[str, str] = {
     "reward_stddev/<function>": "its standard deviation (n - 1)",
     "dataset_groups/<dataset>": "of a mix (data.mix), the groups of one dataset; absent without any in the step",
     "dataset_reward_mean/<dataset>": "mean reward of their scored samples",
+    "reward_metric/<name>": "mean of what reward functions logged under a name (log_metric) for the trained groups",
+    "reward_failures/<function>/<reason>": "rewards of a group or a sample that a function failed to give since the "
+    "step before: `late`, `raised`, or no usable `value`",
     "uniform_groups_ratio": "share of groups in which no two scored samples differ: no gradient",
     "completion_tokens_mean": "tokens of a completion, those between its turns (which nobody sampled) included",
     "completion_tokens_min": "of the shortest",

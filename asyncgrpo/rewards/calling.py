@@ -1,0 +1,157 @@
+"""One reward function: how it is called, and what becomes of a call that fails.
+
+A call is of a group; with `per_sample` of one completion, so that a call which fails or is late costs that one only.
+Invariant: a completion gets the number that the function returned for it, None where the function said so, or
+`Missing`. No fault ever becomes a number.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import inspect
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from asyncgrpo.config.sections import MAX_CALLS, OnRewardError
+from asyncgrpo.errors import GroupUnscored, RewardError
+from asyncgrpo.rewards.notes import CallNotes, FailureReason, GroupNotes
+from asyncgrpo.rewards.values import BadValue, read_each
+from asyncgrpo.types import Prompt
+from asyncgrpo.user_code.arguments import accepted
+from asyncgrpo.user_code.texts import raised_in, said
+from asyncgrpo.user_code.threads import await_aside, call_in_thread
+
+logger = logging.getLogger(__name__)
+
+RUN_ARGUMENTS = ("trainer_state", "log_metric", "log_extra")
+"""What a function may name besides lists with one entry per completion."""
+
+
+class Missing(NamedTuple):
+    """In the place of a reward that could not be had; its sample is left out."""
+
+    why: str
+
+
+Reward = float | None | Missing
+
+
+@dataclass(frozen=True, slots=True)
+class RewardFunction:
+    """One reward: `call` by the contract of `rewards.functions`, `weight` in the sum, `timeout` in seconds per call.
+
+    on_error: what a call that raises, is late or returns nonsense does: end the run, drop its group, or drop those
+        samples that have no reward by it. An exception, NaN or nonsense in the place of one reward is such a fault too.
+    per_sample: one call for each completion.
+    max_concurrency: most calls at the same time; a plain function's call is a thread.
+    """
+
+    name: str
+    weight: float
+    timeout: float
+    call: Callable[..., Any]
+    on_error: OnRewardError = "stop"
+    per_sample: bool = False
+    max_concurrency: int = MAX_CALLS
+    _slots: asyncio.Semaphore = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_slots", asyncio.Semaphore(self.max_concurrency))
+
+    async def score(
+        self, prompt: Prompt, arguments: Mapping[str, list[Any]], count: int, notes: GroupNotes
+    ) -> list[Reward]:
+        """Rewards of `count` completions.
+
+        Raises RewardError naming the function, the prompt and the cause; to drop the group, one that is GroupUnscored.
+        """
+        pieces = [range(index, index + 1) for index in range(count)] if self.per_sample else [range(count)]
+        try:
+            async with asyncio.TaskGroup() as group:
+                calls = [group.create_task(self._score(prompt, arguments, piece, notes)) for piece in pieces]
+        except* RewardError as failures:
+            failure = gravest(failures)
+        else:
+            for piece, call in zip(pieces, calls, strict=True):
+                notes.take(call.result()[1], piece.start)
+            return [reward for call in calls for reward in call.result()[0]]
+        raise failure
+
+    async def _score(
+        self, prompt: Prompt, arguments: Mapping[str, list[Any]], piece: range, notes: GroupNotes
+    ) -> tuple[list[Reward], CallNotes]:
+        """One call, for those completions of the group."""
+        given = {name: values[piece.start : piece.stop] for name, values in arguments.items()}
+        own = CallNotes(len(piece))
+        extra = dict(zip(RUN_ARGUMENTS, (notes.state, own.log_metric, own.log_extra), strict=True))
+        async with self._slots:
+            deadline = asyncio.timeout(self.timeout)
+            try:
+                async with deadline:
+                    values = await self._values({**given, **extra}, len(piece))
+            except Exception as error:  # the boundary to user code, which may raise anything
+                reason, what = self._fault(error, is_late=deadline.expired())
+                where = f", sample {piece.start}" if self.per_sample else ""
+                missing = self.missing(prompt, reason, what, notes, where=where, cause=error)
+                return [missing] * len(piece), CallNotes(len(piece))
+        return [self._reward(prompt, value, notes) for value in values], own.seen()
+
+    async def _values(self, arguments: Mapping[str, Any], count: int) -> list[float | BadValue | None]:
+        returned = await call_in_thread(functools.partial(self._call_and_read, arguments, count))
+        if inspect.isawaitable(returned):
+            returned = await await_aside(returned)
+            returned = await call_in_thread(functools.partial(read_each, returned, count))
+        values: list[float | BadValue | None] = returned
+        return values
+
+    def _call_and_read(self, arguments: Mapping[str, Any], count: int) -> Any:
+        """In the thread of the call, too: what it returned may have methods of the user's, or wait for a GPU.
+
+        The values, or what is to be awaited for them.
+        """
+        returned = self.call(**accepted(self.call, arguments))
+        return returned if inspect.isawaitable(returned) else read_each(returned, count)
+
+    def _reward(self, prompt: Prompt, value: float | BadValue | None, notes: GroupNotes) -> Reward:
+        if isinstance(value, BadValue):
+            return self.missing(prompt, "raised" if value.is_exception else "value", str(value), notes, cause=value)
+        return value
+
+    def _fault(self, error: Exception, *, is_late: bool) -> tuple[FailureReason, str]:
+        if is_late:
+            return "late", f"took longer than its timeout of {self.timeout:g} s"
+        if isinstance(error, BadValue):
+            return "value", str(error)
+        return "raised", f"{type(error).__name__}: {said(error)}{raised_in(self.call, error)}"
+
+    def missing(
+        self,
+        prompt: Prompt,
+        reason: FailureReason,
+        what: str,
+        notes: GroupNotes,
+        *,
+        cause: Exception,
+        where: str = "",
+    ) -> Missing:
+        """What a fault comes to, by `on_error`: raises RewardError or GroupUnscored, or leaves samples out."""
+        notes.on_failure(self.name, reason)
+        message = f"reward function {self.name!r}, prompt {prompt.prompt_id}{where}: {what}"
+        if self.on_error == "drop_sample":
+            logger.warning("left out: %s", message)
+            return Missing(message)
+        raise (GroupUnscored if self.on_error == "drop_group" else RewardError)(message) from cause
+
+
+def gravest(failures: ExceptionGroup[RewardError]) -> RewardError:
+    """Of failures at once, one that stops the run wins over one that drops the group."""
+    flat: list[RewardError] = []
+    for error in failures.exceptions:
+        if isinstance(error, ExceptionGroup):
+            flat.append(gravest(error))
+        else:
+            flat.append(error)
+    return min(flat, key=lambda error: isinstance(error, GroupUnscored))
