@@ -14,6 +14,7 @@
     │   └── ProbeMismatch          engine and learner disagree about the same weights
     ├── RewardError            a reward function raised, timed out or returned nonsense
     │   └── GroupUnscored          the same, of a function whose `on_error` is `drop_group`
+    ├── EnvironmentFailure     an environment or a tool raised, was late or answered nonsense: its sample has failed
     ├── LearnerError           the learner failed or its process ended
     ├── CheckpointError        one cannot be saved, or none can be resumed from
     ├── EvaluationError        an evaluation took too long, or scored nothing
@@ -120,3 +121,7 @@ class GuardError(AsyncGRPOError):
 
 class RollbackWanted(GuardError):
     wants_rollback = True
+
+
+class EnvironmentFailure(AsyncGRPOError):
+    exit_code = 10

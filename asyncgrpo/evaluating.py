@@ -17,6 +17,7 @@ from asyncgrpo.concurrency import deadline, gather_all, run_until
 from asyncgrpo.config import RunConfig
 from asyncgrpo.config.resolve import Machine, resolve
 from asyncgrpo.config.secrets import secret_of
+from asyncgrpo.environments.building import find_source
 from asyncgrpo.errors import ConfigError, EvaluationError
 from asyncgrpo.evaluation.answering import Answers, answer_all
 from asyncgrpo.evaluation.held_out import HeldOut, held_out
@@ -30,11 +31,11 @@ from asyncgrpo.generation.verify import verify_settings
 from asyncgrpo.observe.metrics import EvaluationRecord
 from asyncgrpo.observe.progress import Progress
 from asyncgrpo.observe.run_folder import RunFolder
+from asyncgrpo.playing import reward_functions
 from asyncgrpo.preflight import check_model_path, model_setting, within_context
 from asyncgrpo.prompts.encoding import load_tokenizer
-from asyncgrpo.rewards.binding import bound, started
+from asyncgrpo.rewards.binding import started
 from asyncgrpo.rewards.decoding import decoder_of
-from asyncgrpo.rewards.importing import from_config
 from asyncgrpo.rewards.notes import TrainerState
 from asyncgrpo.runtime import run_on_loop
 from asyncgrpo.types import encode_version
@@ -54,11 +55,11 @@ def evaluate_model(
             "evaluation.dataset is not set: name a JSONL, JSON or Parquet file, a folder, or a hub dataset"
         )
     config = _on_engines_only(config, model_of(model), machine or Machine.here())
-    rewards = [] if config.evaluation.rewards else from_config(config.rewards)
-    rewards = bound(rewards, config.generation.max_completion_length)
+    source = find_source(config)
+    rewards = [] if config.evaluation.rewards else reward_functions(config, source)
     tokenizer = load_tokenizer(config)
     context = model_setting(config, "max_position_embeddings")
-    asked = held_out(config, tokenizer, rewards, context=context)
+    asked = held_out(config, tokenizer, rewards, context=context, source=source)
     assert asked is not None, "a dataset is named"
     with (
         tempfile.TemporaryDirectory(prefix="asyncgrpo-evaluate-") as logs,

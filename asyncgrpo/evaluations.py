@@ -24,6 +24,8 @@ from asyncgrpo.evaluation.held_out import HeldOut
 from asyncgrpo.evaluation.record import evaluation_record, failed_record
 from asyncgrpo.observe.evaluations import append_evaluation, format_evaluation, read_evaluations
 from asyncgrpo.observe.metrics import EvaluationMetrics, EvaluationRecord
+from asyncgrpo.observe.run_folder import RunFolder
+from asyncgrpo.preflight import Job
 from asyncgrpo.rewards.notes import TrainerState
 from asyncgrpo.session import Session
 
@@ -31,6 +33,13 @@ logger = logging.getLogger(__name__)
 
 LINGER_SECONDS = 10.0
 """One that is given up waits so long for its record, which going back to a checkpoint must not meet half-written."""
+
+
+def is_last_owed(job: Job, folder: RunFolder) -> bool:
+    """The policy after the last step was to be evaluated, and was not: who stopped the run gave that up."""
+    if job.held_out is None or job.config.evaluation.eval_strategy == "no":
+        return False
+    return all(record["step"] != job.total_steps for record in read_evaluations(folder.evaluation_file))
 
 
 class Evaluations:

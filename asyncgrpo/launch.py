@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import shutil
 import signal
 import threading
 from collections.abc import AsyncIterator, Callable
@@ -22,10 +23,11 @@ from asyncgrpo.config.loading import LoadedConfig
 from asyncgrpo.config.render import render_config
 from asyncgrpo.config.secrets import masked
 from asyncgrpo.errors import AsyncGRPOError, RunFolderError
+from asyncgrpo.evaluations import is_last_owed
 from asyncgrpo.forecast import Forecast
 from asyncgrpo.generation.spec import VLLM_MODULE
 from asyncgrpo.learning.objectives.remarks import remarks_on
-from asyncgrpo.observe.files import write_text
+from asyncgrpo.observe.files import put_in_place, write_error, write_text
 from asyncgrpo.observe.logs import setup_logging
 from asyncgrpo.observe.model_card import write_model_card
 from asyncgrpo.observe.progress import Progress
@@ -46,7 +48,8 @@ OnStart = Callable[[asyncio.AbstractEventLoop, asyncio.Task[Any]], None]
 INTERRUPTED = 130
 """Exit code of a run that a signal stopped, as shells have it."""
 
-_SAVING_TOKENIZER = "saving the tokenizer (observe.write_timeout)"
+_SAVING_MODEL = "putting the final model in its place (observe.write_timeout)"
+_WRITING_SETTINGS = "writing the settings (observe.write_timeout)"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
@@ -83,11 +86,12 @@ def run_job(
     with ExitStack() as stack:
         beginning = begin(job)
         folder = stack.enter_context(beginning.folder)
-        write_text(folder.config_file, config_text)
+        if beginning.checkpoint is None:  # else once the learner has taken it: a refusal leaves the run as it was
+            write_text(folder.config_file, config_text)
         stack.enter_context(setup_logging(folder.log_file, job.config.observe.log_level))
         progress = stack.enter_context(Progress(job.total_steps))
         try:
-            outcome = run_on_loop(_run(job, forecast, beginning, progress, engine_module, on_start))
+            outcome = run_on_loop(_run(forecast, beginning, progress, engine_module, on_start, config_text))
         except AsyncGRPOError:
             logger.info("the run failed", exc_info=True)  # for the log file; the caller shows the one line
             raise
@@ -102,7 +106,12 @@ def run_job(
 
 
 async def _run(
-    job: Job, forecast: Forecast, beginning: Beginning, progress: Progress, engine_module: str, on_start: OnStart
+    forecast: Forecast,
+    beginning: Beginning,
+    progress: Progress,
+    engine_module: str,
+    on_start: OnStart,
+    config_text: str,
 ) -> Outcome:
     job, folder, checkpoint, notes = beginning
     run = asyncio.current_task()
@@ -117,6 +126,8 @@ async def _run(
         if checkpoint is not None:
             await _load(session, checkpoint)
             saved = await load_saved(session, checkpoint)
+            async with deadline(job.config.observe.write_timeout, RunFolderError, _WRITING_SETTINGS):
+                await aside(lambda: write_text(folder.config_file, config_text))
         version = checkpoint.step if checkpoint else 0
         with progress.phase(f"publishing version {version} and proving it"):
             for agreement in await prove_weights(session, version):
@@ -126,10 +137,28 @@ async def _run(
         await forecast.beside(training.run(), folder, progress)
         if training.steps_done:
             with progress.phase("saving the model"):
-                await session.learner.save_model(str(folder.model_dir))
-                async with deadline(job.config.observe.write_timeout, RunFolderError, _SAVING_TOKENIZER):
-                    await aside(lambda: job.tokenizer.save_pretrained(str(folder.model_dir)))
-    return Outcome(folder=folder, steps=training.steps_done, interrupted=training.steps_done < job.total_steps)
+                await _save_model(session, folder)
+    interrupted = training.steps_done < job.total_steps or is_last_owed(job, folder)
+    return Outcome(folder=folder, steps=training.steps_done, interrupted=interrupted)
+
+
+async def _save_model(session: Session, folder: RunFolder) -> None:
+    """Beside the place of the final model, which gets a new one whole or keeps what it has. Raises LearnerError or
+    RunFolderError."""
+    job, draft = session.job, folder.model_dir.with_name(f".{folder.model_dir.name}.draft")
+
+    def finish() -> None:
+        try:
+            job.tokenizer.save_pretrained(str(draft))
+            put_in_place(draft, folder.model_dir)
+        except OSError as error:
+            raise write_error(folder.model_dir, error) from error
+
+    async with deadline(job.config.observe.write_timeout, RunFolderError, _SAVING_MODEL):
+        await aside(lambda: shutil.rmtree(draft, ignore_errors=True))
+    await session.learner.save_model(str(draft))
+    async with deadline(job.config.observe.write_timeout, RunFolderError, _SAVING_MODEL):
+        await aside(finish)
 
 
 async def _load(session: Session, checkpoint: Checkpoint) -> None:

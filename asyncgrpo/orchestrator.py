@@ -31,10 +31,17 @@ from asyncgrpo.buffer.buffer import RolloutBuffer, Untrained
 from asyncgrpo.buffer.contract import StalenessContract
 from asyncgrpo.checkpoints import Checkpoints
 from asyncgrpo.concurrency import deadline, run_until
-from asyncgrpo.errors import EngineError, GroupUnscored, RewardError, StallError
+from asyncgrpo.errors import (
+    AsyncGRPOError,
+    EngineError,
+    EnvironmentFailure,
+    GroupUnscored,
+    RewardError,
+    StallError,
+)
 from asyncgrpo.evaluations import Evaluations
 from asyncgrpo.generation.blame import is_prompt_to_blame
-from asyncgrpo.generation.rollout import generate_group
+from asyncgrpo.generation.rollout import GroupCompletions, answer_once, generate_group
 from asyncgrpo.guards import Guards
 from asyncgrpo.meter import StepMeter
 from asyncgrpo.observe.logs import log_context
@@ -49,9 +56,16 @@ from asyncgrpo.runtime import collector_spared
 from asyncgrpo.session import Session
 from asyncgrpo.stalls import NAMED
 from asyncgrpo.step_log import StepLog
-from asyncgrpo.types import Batch, Completion, Group, Prompt, Sample, Snapshot, StepReport
+from asyncgrpo.types import Batch, Group, Prompt, Sample, Snapshot, StepReport
 
 logger = logging.getLogger(__name__)
+
+_FAILURES: tuple[tuple[type[AsyncGRPOError], str], ...] = (
+    (EngineError, "failed"),
+    (RewardError, "reward"),
+    (EnvironmentFailure, "environment"),
+)
+"""What a group may fail by, and what the ledger calls it."""
 
 
 class Orchestrator:
@@ -79,7 +93,9 @@ class Orchestrator:
         self.batches = StepBatches(config, {function.name: function.weight for function in session.job.rewards})
         self.reuse = ReuseMeter(config.training.num_iterations)
         self.meter = StepMeter(session, self.buffer.contract)
-        self._text_of = decoder_of(session.job.tokenizer)
+        player = session.job.player
+        self._play = answer_once if player is None else player.play
+        self._text_of = decoder_of(session.job.tokenizer) if player is None else player.text_of
         self.notes = RunNotes(session.job.total_steps, session.metrics.count_reward_failure)
         self.guards = Guards(config.guards)
         session.metrics.buffer_groups.set_function(lambda: self.buffer.contract.buffered)
@@ -93,7 +109,7 @@ class Orchestrator:
         self.evaluations = Evaluations(session, contract.version, self._text_of)
         self.log = StepLog(session, contract, self.books)
         self.steps_done = contract.version
-        self._failures_in_a_row: dict[str, set[tuple[str, int]]] = {"failed": set(), "reward": set()}  # by reason
+        self._failures_in_a_row: dict[str, set[tuple[str, int]]] = {reason: set() for _, reason in _FAILURES}
 
     async def run(self) -> None:
         """`train`, and watch learner and engines meanwhile."""
@@ -134,12 +150,14 @@ class Orchestrator:
         """One prompt to a scored group in the buffer; or none, if its samples or rewards cannot be had."""
         admitted_at = time.monotonic()
         try:
-            generated = await generate_group(prompt, group_id, self.session.pool, self.config)
+            generated = await generate_group(prompt, group_id, self.session.pool, self.config, self._play)
+            prompt = generated.prompt
             self._failures_in_a_row["failed"].clear()
+            self._failures_in_a_row["environment"].clear()
             notes = self.notes.of_group(prompt, start_version, self.steps_done)
-            samples = await self._score(prompt, generated.completions, notes)
+            samples = await self._score(generated, notes)
             self._failures_in_a_row["reward"].clear()
-        except (EngineError, GroupUnscored) as error:
+        except (EngineError, EnvironmentFailure, GroupUnscored) as error:
             await self._failed(group_id, prompt, error)
         else:
             group = Group(
@@ -156,22 +174,25 @@ class Orchestrator:
         if self.buffer.contract.in_flight == 0:
             self.session.generation_time.enter("idle")
 
-    async def _score(self, prompt: Prompt, completions: Sequence[Completion], notes: GroupNotes) -> list[Sample]:
-        texts = [self._text_of(completion.token_ids) for completion in completions]
-        return await score_group(self.session.job.rewards, prompt, completions, texts, notes)
+    async def _score(self, group: GroupCompletions, notes: GroupNotes) -> list[Sample]:
+        texts = [self._text_of(completion.token_ids) for completion in group.completions]
+        played = None if self.session.job.player is None else group.played
+        return await score_group(self.session.job.rewards, group.prompt, group.completions, texts, notes, played=played)
 
-    async def _failed(self, group_id: int, prompt: Prompt, error: EngineError | GroupUnscored) -> None:
+    async def _failed(
+        self, group_id: int, prompt: Prompt, error: EngineError | EnvironmentFailure | GroupUnscored
+    ) -> None:
         """The prompt of a failed group comes again, if not for ever. Many failures in a row are no accident: stop; but
         those that one prompt is to blame for count as one."""
         logger.warning("group %d (prompt %s) failed: %s", group_id, prompt.prompt_id, error)
-        kind, reason = (EngineError, "failed") if isinstance(error, EngineError) else (RewardError, "reward")
-        by_prompt = isinstance(error, GroupUnscored) or await is_prompt_to_blame(
+        kind, reason = next(each for each in _FAILURES if isinstance(error, each[0]))
+        by_prompt = not isinstance(error, EngineError) or await is_prompt_to_blame(
             error, group_id, self.session.pool, self.config
         )
         in_a_row = self._failures_in_a_row[reason]
         in_a_row.add(("row", prompt.row) if by_prompt else ("group", group_id))
         if len(in_a_row) >= self.config.generation.max_failed_groups:
-            which = "" if kind is EngineError else ", though its on_error does not stop the run"
+            which = ", though its on_error does not stop the run" if kind is RewardError else ""
             what = f"{len(in_a_row)} groups in a row failed (generation.max_failed_groups){which}"
             raise kind(f"{what}; the last: {error}") from error
         again = self.books.failed(group_id, reason, error, by_prompt=by_prompt)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import socket
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,17 +16,18 @@ from asyncgrpo.config.resolve import Machine, locate_model, resolve
 from asyncgrpo.config.secrets import check_logins, secret_of
 from asyncgrpo.config.sections import RunSection, TrainingSection
 from asyncgrpo.config.training_checks import check_warm_up
+from asyncgrpo.environments.building import find_source
+from asyncgrpo.environments.player import Player
 from asyncgrpo.errors import ConfigError, RunFolderError
 from asyncgrpo.evaluation.held_out import HeldOut, held_out
 from asyncgrpo.generation.spec import check_ports, check_vllm_installed
 from asyncgrpo.observe.run_folder import RunFolder, check_free
 from asyncgrpo.observe.trackers import check_installed
+from asyncgrpo.playing import check_columns, player_of, reward_functions, with_tools
 from asyncgrpo.prompts.encoding import load_tokenizer
 from asyncgrpo.prompts.rows import load_rows
 from asyncgrpo.prompts.stream import PromptStream
-from asyncgrpo.rewards.binding import bound
-from asyncgrpo.rewards.functions import RewardFunction, check_parameters
-from asyncgrpo.rewards.importing import from_config
+from asyncgrpo.rewards.functions import RewardFunction
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,6 +40,8 @@ class Job:
     rewards: Sequence[RewardFunction]
     tokenizer: Any
     total_steps: int
+    player: Player | None = None
+    """Plays the turns of a sample; None: a sample is one completion."""
     vocab_size: int | None
     """Size of the model's output; None when its configuration is not here to be read."""
     held_out: HeldOut | None = None
@@ -53,6 +56,8 @@ def prepare(
     tokenizer: Any = None,
     eval_rows: Any = None,
     machine: Machine | None = None,
+    environment_factory: Callable[..., Any] | None = None,
+    tools: Sequence[Callable[..., Any]] = (),
 ) -> Job:
     """Check a configuration and load what is light: rows, tokenizer, reward functions.
 
@@ -72,12 +77,14 @@ def prepare(
     check_logins(config.engines.urls)
     secret_of(config.engines.api_key_env, "engines.api_key_env")
     secret_of(config.observe.metrics_token_env, "observe.metrics_token_env")
-    functions = from_config(config.rewards) if rewards is None else rewards
-    functions = bound(functions, config.generation.max_completion_length)
+    source = find_source(config, environment_factory, tools)
+    functions = reward_functions(config, source, rewards)
     checked_rows = load_rows(config, rows)
-    check_parameters(functions, set(checked_rows.column_names) - {checked_rows.prompt_column})
+    check_columns(functions, source, set(checked_rows.column_names) - {checked_rows.prompt_column})
     tokenizer = load_tokenizer(config) if tokenizer is None else tokenizer
-    prompts = PromptStream(checked_rows, tokenizer, config)
+    shown = with_tools(config, source)
+    prompts = PromptStream(checked_rows, tokenizer, shown)
+    player = player_of(source, shown, tokenizer, prompts)
     context = model_setting(config, "max_position_embeddings")
     steps = total_steps(config, prompts.prompts_per_epoch)
     training = with_length(config.training, steps)
@@ -87,8 +94,9 @@ def prepare(
         rewards=functions,
         tokenizer=tokenizer,
         total_steps=steps,
+        player=player,
         vocab_size=model_setting(config, "vocab_size"),
-        held_out=held_out(config, tokenizer, functions, rows=eval_rows, context=context),
+        held_out=held_out(config, tokenizer, functions, rows=eval_rows, context=context, source=source),
     )
 
 

@@ -19,6 +19,7 @@ from asyncgrpo.checkpoint.store import Checkpoint
 from asyncgrpo.checkpoints import read_config, store_of
 from asyncgrpo.config import RunConfig
 from asyncgrpo.errors import CheckpointError, RunFolderError
+from asyncgrpo.evaluations import is_last_owed
 from asyncgrpo.observe.evaluations import kept_length
 from asyncgrpo.observe.recorder import read_metrics
 from asyncgrpo.observe.rewind import check_lengths, growing_files, rewind
@@ -51,7 +52,7 @@ def begin(job: Job) -> Beginning:
         checkpoint, notes = _choose(folder, job.config)
         job = _with_saved_dtype(job, checkpoint)
         notes += _changes(checkpoint, job.config)
-        if checkpoint.step > job.total_steps or (checkpoint.step == job.total_steps and _has_ended(folder)):
+        if checkpoint.step > job.total_steps or (checkpoint.step == job.total_steps and _has_ended(folder, job)):
             raise RunFolderError(
                 f"run folder {folder.path} has trained all {checkpoint.step} steps; raise training.max_steps to go on, "
                 "or choose another run.output_dir"
@@ -79,9 +80,9 @@ def _begin_again(job: Job) -> Beginning:
     return Beginning(job, folder, None, [f"begun anew: it was cut off before its first checkpoint; put aside: {names}"])
 
 
-def _has_ended(folder: RunFolder) -> bool:
-    """Its last step is summed up, which is the last thing that a run does."""
-    if not folder.summary_json.is_file():
+def _has_ended(folder: RunFolder, job: Job) -> bool:
+    """Its last step is summed up, which is the last thing that a run does, and its evaluation was not given up."""
+    if not folder.summary_json.is_file() or is_last_owed(job, folder):
         return False
     return bool(json.loads(folder.summary_json.read_text())["steps"] == len(read_metrics(folder.metrics_file)))
 

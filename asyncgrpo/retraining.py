@@ -20,6 +20,7 @@ from asyncgrpo.concurrency import aside, deadline
 from asyncgrpo.config import RunConfig
 from asyncgrpo.config.loading import LoadedConfig, load_config, split_overrides
 from asyncgrpo.config.render import render_config
+from asyncgrpo.config.sections import RewardSection
 from asyncgrpo.errors import ConfigError, RunFolderError
 from asyncgrpo.learning.client import LearnerClient
 from asyncgrpo.observe.files import write_text
@@ -28,7 +29,7 @@ from asyncgrpo.observe.metrics import REPORTED_AS
 from asyncgrpo.observe.recorded_groups import read_trained_groups, recorded_steps
 from asyncgrpo.observe.recorder import Recorder, read_metrics
 from asyncgrpo.observe.run_folder import RunFolder
-from asyncgrpo.rewards.importing import from_config
+from asyncgrpo.rewards.importing import OWN, from_config
 from asyncgrpo.types import Group, StepReport
 
 CHANGEABLE = ("run.output_dir", "lora.", "replay.", "objective.", "training.", "learner.", "observe.")
@@ -128,9 +129,10 @@ def _reward_weights(config: RunConfig) -> dict[str, float]:
     """Needed by one aggregation only; the functions themselves are not called again."""
     if config.objective.multi_objective_aggregation != "normalize_then_sum":
         return {}
-    if not config.rewards:
+    sections = config.rewards or ((RewardSection(path=OWN),) if config.environment.is_used else ())
+    if not sections:
         raise ConfigError(
             "objective.multi_objective_aggregation=normalize_then_sum needs each reward's weight, which a run from "
             "Python does not record; name the rewards in the run's config.yaml"
         )
-    return {function.name: function.weight for function in from_config(config.rewards)}
+    return {function.name: function.weight for function in from_config(sections)}

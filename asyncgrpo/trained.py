@@ -21,7 +21,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import psutil
+import pyarrow as pa
 import pyarrow.parquet as pq
+from safetensors import SafetensorError
 
 from asyncgrpo.checkpoint.store import Checkpoint, CheckpointStore
 from asyncgrpo.checkpoints import LEARNER
@@ -31,7 +33,7 @@ from asyncgrpo.config.loading import load_config
 from asyncgrpo.config.resolve import locate_model
 from asyncgrpo.errors import CheckpointError, ConfigError, RunFolderError
 from asyncgrpo.learning.export import ADAPTER_FOLDER
-from asyncgrpo.observe.files import sync_directory, write_error
+from asyncgrpo.observe.files import sync_directory, sync_tree, write_error
 from asyncgrpo.observe.run_folder import RunFolder
 from asyncgrpo.prompts.encoding import load_tokenizer
 
@@ -119,7 +121,7 @@ def _of_model(source: str, config: RunConfig) -> RunConfig:
 
 def _of_run(folder: RunFolder, step: int | None, config: RunConfig) -> Trained:
     is_chat = _trained_on_chats(folder)
-    if step is None and (folder.model_dir / "config.json").is_file():
+    if step is None and (folder.model_dir / "config.json").is_file() and not _goes_on(folder):
         return Trained(
             config=_final(folder.model_dir.absolute(), config),
             name=f"{folder.path}, final model",
@@ -166,6 +168,12 @@ def _checkpoint(folder: RunFolder, step: int | None) -> Checkpoint:
     return checkpoint
 
 
+def _goes_on(folder: RunFolder) -> bool:
+    """It was made longer: its final model is of the end that it had before."""
+    end, steps = _steps_of_final(folder), CheckpointStore(folder.checkpoints_dir).steps()
+    return end is not None and bool(steps) and steps[0] > end
+
+
 def _steps_of_final(folder: RunFolder) -> int | None:
     try:
         return int(json.loads(folder.summary_json.read_text(encoding="utf-8"))["steps"])
@@ -176,7 +184,10 @@ def _steps_of_final(folder: RunFolder) -> int | None:
 def _trained_on_chats(folder: RunFolder) -> bool | None:
     """By what was recorded of its prompts."""
     for file in sorted(folder.rollouts_dir.glob("step_*.parquet")):
-        rows = pq.read_table(file, columns=["conversational"])
+        try:
+            rows = pq.read_table(file, columns=["conversational"])
+        except (OSError, pa.ArrowException):  # damaged, or removed just now; another will tell
+            continue
         if len(rows):
             return bool(rows["conversational"][0].as_py())
     return None
@@ -195,13 +206,11 @@ def appearing(folder: Path) -> Iterator[Path]:
     try:
         draft.mkdir(parents=True)
         yield draft
-        for at, _, names in os.walk(draft):
-            for name in names:
-                with open(Path(at) / name, "rb") as file:
-                    os.fsync(file.fileno())
-            sync_directory(Path(at))
+        sync_tree(draft)
         os.rename(draft, folder)
         sync_directory(folder.parent)
+    except SafetensorError as error:  # its way to say that the disk is full
+        raise RunFolderError(f"cannot write {folder}: {error}") from error
     except OSError as error:
         raise write_error(folder, error) from error
     finally:

@@ -36,7 +36,16 @@ from asyncgrpo.rewards.functions import RewardFunction, from_callables
 
 RewardCallable = Callable[..., Any] | RewardFunction | str
 
-_ARGUMENTS = ("model", "reward_funcs", "args", "train_dataset", "eval_dataset", "processing_class")
+_ARGUMENTS = (
+    "model",
+    "reward_funcs",
+    "args",
+    "train_dataset",
+    "eval_dataset",
+    "processing_class",
+    "tools",
+    "environment_factory",
+)
 _ABSENT = "this version does not have it"
 _NOT_YET = f"{_ABSENT}; leave it out"
 _INSTEAD = {
@@ -44,8 +53,7 @@ _INSTEAD = {
     "callbacks": f"{_NOT_YET}; metrics are served and written below output_dir",
     "reward_processing_classes": "leave it out; a reward model has the tokenizer of its own folder",
     "optimizers": f"{_NOT_YET}; the optimiser is AdamW, see learning_rate and weight_decay",
-    "tools": _NOT_YET,
-    "rollout_func": _NOT_YET,
+    "rollout_func": f"{_ABSENT}; give an environment_factory, whose step() is asked after every answer",
 }
 """TRL's arguments that are refused, and what to do instead."""
 
@@ -76,6 +84,9 @@ class AsyncGRPOTrainer:
         train_dataset: a `datasets.Dataset` or `IterableDataset`, a list of rows with a `prompt`, or a path or hub name
             of rows. Absent where `args.dataset_mix` names datasets.
         processing_class: tokenizer; the model's own when absent.
+        tools: functions that the model may call, plain or async, with type hints and a docstring.
+        environment_factory: makes the environment of a sample: see `asyncgrpo.environments.Environment`; or an object
+            whose public methods are tools. Without `reward_funcs`, its own reward is the reward.
         eval_dataset: held-out prompts, given like train_dataset, which train() evaluates on before, after and every
             `eval_steps`; none when absent.
 
@@ -85,30 +96,33 @@ class AsyncGRPOTrainer:
     def __init__(
         self,
         model: Any,
-        reward_funcs: RewardCallable | Sequence[RewardCallable],
+        reward_funcs: RewardCallable | Sequence[RewardCallable] | None = None,
         args: AsyncGRPOConfig | None = None,
         train_dataset: Any = None,
         processing_class: Any = None,
+        tools: Sequence[Callable[..., Any]] | None = None,
+        environment_factory: Callable[..., Any] | None = None,
         *,
         eval_dataset: Any = None,
         engine_module: str = VLLM_MODULE,
         **unknown: Any,
     ) -> None:
         with _python_names():
-            self._prepare(model, reward_funcs, args, train_dataset, processing_class, eval_dataset, unknown)
+            _refuse(unknown)
+            turns = {"tools": tools or (), "environment_factory": environment_factory}
+            self._prepare(model, reward_funcs, args, train_dataset, processing_class, eval_dataset, turns)
         self._engine_module = engine_module
 
     def _prepare(
         self,
         model: Any,
-        reward_funcs: RewardCallable | Sequence[RewardCallable],
+        reward_funcs: RewardCallable | Sequence[RewardCallable] | None,
         args: AsyncGRPOConfig | None,
         train_dataset: Any,
         processing_class: Any,
         eval_dataset: Any,
-        unknown: Mapping[str, Any],
+        turns: Mapping[str, Any],
     ) -> None:
-        _refuse(unknown)
         if not isinstance(args, AsyncGRPOConfig | None):
             raise ConfigError(
                 f"args: expected an AsyncGRPOConfig, not {type(args).__name__}; its fields have TRL's names"
@@ -121,10 +135,12 @@ class AsyncGRPOTrainer:
         rows = None if "data" in sections else train_dataset
         config = self.args.to_run_config(**sections)
         settings = self.args
-        rewards = from_callables(
-            reward_funcs, settings.reward_weights, settings.reward_timeout, settings.reward_on_error
-        )
-        self.job = prepare(config, rows=rows, rewards=rewards, tokenizer=processing_class, eval_rows=eval_rows)
+        rewards = None
+        if reward_funcs is not None or not any(turns.values()):
+            rewards = from_callables(
+                reward_funcs or (), settings.reward_weights, settings.reward_timeout, settings.reward_on_error
+            )
+        self.job = prepare(config, rows=rows, rewards=rewards, tokenizer=processing_class, eval_rows=eval_rows, **turns)
         given = {DOTTED[name] for name in settings.model_fields_set if name in DOTTED} | {"model.path", "rewards"}
         given |= {f"{section}.dataset" for section in ("data", "evaluation") if section in sections}
         self._config_text = render_config(from_python(config, given).settled(self.job.config))

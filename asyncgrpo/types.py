@@ -7,9 +7,9 @@ Prompt ──generation──▶ Completion ──rewards──▶ Sample ┐
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 import numpy as np
 
@@ -43,18 +43,37 @@ class Prompt:
     """The row's other columns, handed to reward functions."""
     source: str | None = None
     """Name of its dataset, where several are mixed."""
+    opening: PromptText | None = None
+    """What an environment put behind the dataset's own prompt: the end of `prompt`."""
 
     @property
     def is_conversational(self) -> bool:
         return not isinstance(self.prompt, str)
 
+    def opened(self, opening: PromptText) -> PromptText:
+        """The prompt with `opening` behind it: text behind the text, or behind that of the last message; or messages.
+
+        Raises ValueError where they do not go together.
+        """
+        if isinstance(self.prompt, str):
+            if not isinstance(opening, str):
+                raise ValueError("messages cannot be put behind a text prompt")
+            return self.prompt + opening
+        if not isinstance(opening, str):
+            return [*self.prompt, *opening]
+        *before, last = self.prompt
+        if not isinstance(last.get("content"), str):
+            raise ValueError("text can only be put behind a message that is text")
+        return [*before, {**last, "content": last["content"] + opening}]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Completion:
-    """What one engine sampled for one prompt: T tokens.
+    """What follows one prompt: T tokens, sampled by engines, or given by an environment or a tool between its turns.
 
     Any sequences may be given; they are kept as read-only arrays. Equal if every field is, element by element; not
-    hashable.
+    hashable. A token that was given has a log-probability of 0 and the version of the last sampled one before it, so
+    that the oldest and newest version are those of sampled tokens. Raises ValueError where that is not so.
     """
 
     token_ids: np.ndarray  # [T] int32
@@ -63,25 +82,51 @@ class Completion:
     versions: np.ndarray  # [T] int32
     """Policy version that sampled each token."""
     finish_reason: FinishReason
+    """`length`: cut off where no more tokens were allowed."""
     engine: str
     started_at: float = 0.0
     finished_at: float = 0.0
-    """Seconds of the orchestrator's monotonic clock, around the request."""
+    """Seconds of the orchestrator's monotonic clock, around its requests."""
+    sampled: np.ndarray = None  # type: ignore[assignment]  # [T] bool
+    """True where an engine sampled the token. Absent: everywhere."""
 
     def __post_init__(self) -> None:
+        is_all_sampled = self.sampled is None
+        if is_all_sampled:
+            object.__setattr__(self, "sampled", np.ones(len(self.token_ids), dtype=bool))
         for name, dtype in _COMPLETION_DTYPES:
             values = np.asarray(getattr(self, name), dtype=dtype)
             values.flags.writeable = False
             object.__setattr__(self, name, values)
         n = len(self.token_ids)
-        if not n == len(self.behaviour_logprobs) == len(self.versions):
+        if not n == len(self.behaviour_logprobs) == len(self.versions) == len(self.sampled):
             raise ValueError(
-                f"completion has {n} tokens, {len(self.behaviour_logprobs)} log-probabilities "
-                f"and {len(self.versions)} versions"
+                f"completion has {n} tokens, {len(self.behaviour_logprobs)} log-probabilities, "
+                f"{len(self.versions)} versions and {len(self.sampled)} marks of what was sampled"
             )
+        if not (is_all_sampled or self.sampled.all()):
+            self._check_given()
+
+    def _check_given(self) -> None:
+        if not self.sampled[0]:
+            raise ValueError(
+                "the first token of a completion was not sampled; what is given first belongs to the prompt"
+            )
+        given = ~self.sampled
+        last_sampled = np.maximum.accumulate(np.where(self.sampled, np.arange(len(self)), 0))
+        for name, expected in (("behaviour_logprobs", 0.0), ("versions", self.versions[last_sampled])):
+            wrong = given & (getattr(self, name) != expected)
+            if wrong.any():
+                at = int(np.argmax(wrong))
+                raise ValueError(f"token {at} was not sampled, but its {name} entry is {getattr(self, name)[at]}")
 
     def __len__(self) -> int:
         return len(self.token_ids)
+
+    @property
+    def sampled_tokens(self) -> int:
+        """How many of its tokens engines sampled."""
+        return int(np.count_nonzero(self.sampled))
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Completion):
@@ -92,12 +137,43 @@ class Completion:
             and np.array_equal(self.token_ids, other.token_ids)
             and np.array_equal(self.behaviour_logprobs, other.behaviour_logprobs)
             and np.array_equal(self.versions, other.versions)
+            and np.array_equal(self.sampled, other.sampled)
         )
 
     __hash__ = None  # type: ignore[assignment]
 
 
-_COMPLETION_DTYPES = (("token_ids", np.int32), ("behaviour_logprobs", np.float32), ("versions", np.int32))
+_COMPLETION_DTYPES = (
+    ("token_ids", np.int32),
+    ("behaviour_logprobs", np.float32),
+    ("versions", np.int32),
+    ("sampled", np.bool_),
+)
+
+
+class Ask(Protocol):
+    """Has an engine go on from token ids, for at most so many tokens (absent: `generation.max_completion_length`)."""
+
+    async def __call__(self, token_ids: Sequence[int], max_tokens: int | None = None) -> Completion: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Played:
+    """One sample as it came out: a completion, or the trajectory of an environment."""
+
+    completion: Completion
+    prompt: Prompt
+    """What was asked; other than the dataset's where an environment opened the conversation."""
+    messages: tuple[Message, ...] | None = None
+    """Of a trajectory, all that was said after the prompt. Absent: the completion is the one answer."""
+    reward: float | None = None
+    """The environment's own; None if it gave none."""
+    turns: int = 1
+    """Answers of the model."""
+
+
+Play = Callable[[Prompt, Ask], Awaitable[Played]]
+"""How one sample comes about."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -200,7 +276,7 @@ class LedgerEntry:
     samples: int = 0
     """That finished and were scored; 0 if the group did not get so far."""
     tokens: int = 0
-    """Of all its samples."""
+    """Of all its samples, those between turns (which nobody sampled) included: what `max_completion_length` bounds."""
     tokens_max: int = 0
     """Of its longest sample."""
     reward_mean: float | None = None
@@ -227,7 +303,7 @@ class Batch:
     completion_lengths: np.ndarray  # [S] int32
     behaviour_logprobs: np.ndarray  # [C] float32
     token_versions: np.ndarray  # [C] int32
-    loss_mask: np.ndarray  # [C] bool: True where a token is trained
+    loss_mask: np.ndarray  # [C] bool: True where a token is trained; never where it was given, not sampled
     denominator_tokens: np.ndarray  # [S] int32: trained tokens, and those left out as over-stale
     advantages: np.ndarray  # [S] float32
     is_scored: np.ndarray  # [S] bool: False where no reward function applied; the advantage is then 0

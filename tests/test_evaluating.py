@@ -64,6 +64,30 @@ def test_greedy_completions_are_the_models_own(tiny_model: Path, tmp_path: Path)
     assert children() == before
 
 
+ENVIRONMENT = """
+from asyncgrpo.environments import Turn
+
+class Env:
+    def reset(self, number):
+        self.number = number
+    def step(self, answer):
+        return Turn(messages="Go on.")
+    def get_reward(self):
+        return self.number
+"""
+
+
+def test_with_an_environment(tiny_model: Path, tmp_path: Path) -> None:
+    (tmp_path / "my_env.py").write_text(ENVIRONMENT)
+    asked = config(tmp_path, environment={"path": f"{tmp_path / 'my_env.py'}:Env", "max_turns": 2})
+    rows = [{"prompt": [{"role": "user", "content": "Talk."}], "number": i} for i in range(4)]
+    write_rows(tmp_path / "held_out.jsonl", rows)
+    asked = asked.model_copy(update={"rewards": ()})
+    record = evaluate(tiny_model, asked)
+    assert (record["prompt_rewards"], record["samples_failed"]) == ([0.0, 1.0, 2.0, 3.0], 0)
+    assert record["reward_mean/environment"] == 1.5
+
+
 @pytest.mark.parametrize(
     ("kind", "error", "message"),
     [

@@ -8,7 +8,7 @@ import pytest
 from run_cases import Run
 from test_run_resume import train
 
-from asyncgrpo.errors import RunFolderError
+from asyncgrpo.errors import AsyncGRPOError, RunFolderError
 
 
 def test_a_run_whose_checkpoints_cannot_be_saved_goes_on_and_says_so(
@@ -48,3 +48,20 @@ def test_a_run_whose_records_cannot_be_written_ends_and_names_the_file(
     (tmp_path / "put aside").rename(tmp_path / "run" / name)
     assert train(tiny_model, tmp_path, training={"max_steps": 40}).steps == 40
     assert [step["step"] for step in Run(tmp_path).steps] == list(range(1, 41))
+
+
+def test_a_final_model_that_cannot_be_saved_leaves_the_one_before(tiny_model: Path, tmp_path: Path) -> None:
+    train(tiny_model, tmp_path, training={"max_steps": 2})
+    weights = tmp_path / "run" / "final_model" / "model.safetensors"
+    before, draft = weights.read_bytes(), tmp_path / "run" / ".final_model.draft"
+
+    def put_in_the_way(loop: asyncio.AbstractEventLoop, run: asyncio.Task[Any]) -> None:
+        draft.write_text("a file where the folder is to be")
+
+    with pytest.raises(AsyncGRPOError, match="final_model"):
+        train(tiny_model, tmp_path, on_start=put_in_the_way, training={"max_steps": 4})
+    assert weights.read_bytes() == before
+    draft.unlink()
+    assert train(tiny_model, tmp_path, training={"max_steps": 4}).steps == 4
+    assert weights.read_bytes() != before
+    assert not draft.exists()

@@ -263,6 +263,34 @@ def test_a_run_that_is_stopped_does_not_wait_for_an_evaluation(tiny_model: Path,
     assert [(record["step"], record["version_max"]) for record in evaluations(tmp_path)] == [(2, 2), (4, 4)]
 
 
+def test_the_last_evaluation_that_a_signal_gave_up_is_made_up_for(tiny_model: Path, tmp_path: Path) -> None:
+    def stop_at_the_end(loop: asyncio.AbstractEventLoop, run: asyncio.Task[Any]) -> None:
+        async def stop() -> None:
+            metrics = tmp_path / "run" / "metrics.jsonl"
+            while not metrics.exists() or len(metrics.read_text().splitlines()) < 4:  # noqa: ASYNC110  (as above)
+                await asyncio.sleep(0.02)
+            await asyncio.sleep(1.0)  # the evaluation is under way
+            os.kill(os.getpid(), signal.SIGTERM)
+
+        stopping.append(loop.create_task(stop()))
+
+    slow, stopping = Slow(), list[asyncio.Task[None]]()
+    last_only = {"timeout": 50.0, "eval_steps": 0, "eval_on_start": False}
+    try:
+        with engine_beside(tiny_model, PassesInTurn()) as engine:
+            rows = held_out_rows("e1")
+            outcome = run(
+                tiny_model, tmp_path, engine, rows, reward=slow, on_start=stop_at_the_end, evaluation=last_only
+            )
+    finally:
+        slow.release.set()
+    assert (outcome.steps, outcome.interrupted, evaluations(tmp_path)) == (4, True, [])
+    with engine_beside(tiny_model, PassesInTurn()) as engine:
+        outcome = run(tiny_model, tmp_path, engine, held_out_rows("e1"), evaluation=last_only)
+    assert (outcome.steps, outcome.interrupted) == (4, False)
+    assert [(record["step"], record["version_max"]) for record in evaluations(tmp_path)] == [(4, 4)]
+
+
 class FailsAt:
     """A reward that ends the run at the n-th training call."""
 

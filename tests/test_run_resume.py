@@ -21,7 +21,7 @@ from safetensors.numpy import load_file
 
 from asyncgrpo.config.loading import from_python
 from asyncgrpo.config.render import render_config
-from asyncgrpo.errors import CheckpointError, ConfigError, DataError, RewardError, RunFolderError
+from asyncgrpo.errors import AsyncGRPOError, CheckpointError, ConfigError, DataError, RewardError, RunFolderError
 from asyncgrpo.launch import Outcome, run_job
 from asyncgrpo.observe.ledger_file import read_ledger
 from asyncgrpo.observe.run_folder import RunFolder
@@ -187,6 +187,16 @@ def test_changed_settings_are_shown_and_refused_where_they_mean_something(tiny_m
     assert (tmp_path / "run" / "ledger.jsonl").read_bytes() == before, "a refusal takes nothing back"
     assert train(tiny_model, tmp_path, training=changed, run={"allow_changes": True}).steps == 4
     assert [step["learning_rate"] for step in Run(tmp_path).steps] == [1e-3, 1e-3, 5e-4, 5e-4]
+
+
+def test_a_resume_that_the_learner_refuses_leaves_the_settings_of_the_run(tiny_model: Path, tmp_path: Path) -> None:
+    train(tiny_model, tmp_path, lora={"lora_r": 2}, training={"max_steps": 2})
+    before = (tmp_path / "run" / "config.yaml").read_bytes()
+    with pytest.raises(AsyncGRPOError, match="lora"):
+        train(tiny_model, tmp_path, lora={"lora_r": 4}, run={"allow_changes": True}, training={"max_steps": 4})
+    assert (tmp_path / "run" / "config.yaml").read_bytes() == before
+    train(tiny_model, tmp_path, lora={"lora_r": 2}, training={"max_steps": 4})
+    assert b"max_steps: 4" in (tmp_path / "run" / "config.yaml").read_bytes()
 
 
 def test_another_dataset_is_refused_before_anything_is_taken_back(tiny_model: Path, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -164,6 +165,28 @@ def make_other_model(tmp_path: Path) -> Path:
     from asyncgrpo.testing.tiny import make_tiny_model
 
     return make_tiny_model(tmp_path / "other", seed=3)
+
+
+@pytest.mark.filterwarnings("ignore:The PEFT config")
+def test_another_base_model_under_a_final_adapter_is_refused(
+    adapted: RunFolder, tiny_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    other = tmp_path / "other"
+    shutil.copytree(tiny_model, other)
+    state = load_file(other / "model.safetensors")
+    save_file({name: tensor + 0.01 for name, tensor in state.items()}, other / "model.safetensors", {"format": "pt"})
+    out = tmp_path / "merged"
+    assert main(["merge", str(adapted.path), "--out", str(out), f"--model.path={other}"]) != 0
+    assert "was trained on other weights than model.path=" in capsys.readouterr().err
+    assert not out.exists()
+
+
+def test_of_a_run_that_goes_on_the_newest_checkpoint_is_taken(whole: RunFolder, tmp_path: Path) -> None:
+    run = RunFolder(tmp_path / "run")
+    shutil.copytree(whole.path, run.path)
+    assert find(str(run.path)).name.endswith("final model")
+    (run.path / "summary.json").write_text(json.dumps({"steps": 1}))
+    assert find(str(run.path)).name.endswith("checkpoint of step 2")
 
 
 def test_a_folder_appears_whole_or_not_at_all(tmp_path: Path) -> None:

@@ -234,7 +234,7 @@ async def test_a_model_object_needs_its_tokenizer(engine: FakeEngine, tiny_model
         ({"eval_dataset": {"a": [], "b": []}}, r"eval_dataset is a dict; .*give one of 'a', 'b'"),
         ({"reward_processing_classes": object()}, "reward_processing_classes is given: .*tokenizer of its own folder"),
         ({"optimizers": (object(), None)}, "optimizers is given: .*AdamW"),
-        ({"tools": [print]}, "tools is given"),
+        ({"tools": [print]}, "tool 'print': its description for the model cannot be made"),
         ({"rollout_func": print}, "rollout_func is given"),
         ({"reward_func": print}, "unknown argument 'reward_func'; did you mean reward_funcs"),
         ({"args": {"max_steps": 1}}, "args: expected an AsyncGRPOConfig, not dict"),

@@ -37,6 +37,7 @@ FREE: frozenset[str] = frozenset().union(
         "urls api_key_env devices port max_num_seqs gpu_memory_utilization cpu_kv_cache_gib enforce_eager "
         "max_concurrent_requests health_interval max_restarts startup_timeout control_timeout stop_timeout",
     ),
+    _keys("environment", "step_timeout max_concurrency"),
     _keys("buffer", "stall_timeout"),
     # Epochs count by the steps that they come to.
     _keys("training", "num_train_epochs gradient_checkpointing max_skipped_updates"),
@@ -73,6 +74,7 @@ MEANING: frozenset[str] = frozenset().union(
         "task_arguments shuffle_dataset max_prompt_length long_prompts chat_template_kwargs",
     ),
     _keys("curriculum", "kind pass_reward low high rest_epochs retire_after"),
+    _keys("environment", "path arguments tools tool_parser max_turns turn_rewards"),
     _keys("rewards", "path model url arguments weight name per_sample dtype"),
     _keys(
         "generation",

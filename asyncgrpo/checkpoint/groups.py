@@ -77,6 +77,7 @@ def _write(folder: Path, name: str, groups: Sequence[Group], more: Mapping[str, 
         "completion_tokens": _concatenated([c.token_ids for c in completions], np.int32),  # [T]
         "behaviour_logprobs": _concatenated([c.behaviour_logprobs for c in completions], np.float32),  # [T]
         "versions": _concatenated([c.versions for c in completions], np.int32),  # [T]
+        "sampled": _concatenated([c.sampled for c in completions], np.bool_),  # [T]
         "completion_lengths": np.array([len(c) for c in completions], np.int64),  # [S]
         "started_at": np.array([c.started_at for c in completions], np.float64),  # [S]
         "finished_at": np.array([c.finished_at for c in completions], np.float64),  # [S]
@@ -98,6 +99,7 @@ def _facts_of(group: Group) -> dict[str, Any]:
         "prompt_id": group.prompt.prompt_id,
         "epoch": group.prompt.epoch,
         "row": group.prompt.row,
+        "opening": group.prompt.opening,
         "start_version": group.start_version,
         "logged": {name: list(total) for name, total in group.logged.items()},
         "samples": [
@@ -143,18 +145,21 @@ class _Reader:
     def _samples(self) -> Iterator[Sample]:
         found = self.tensors
         lengths = found["completion_lengths"].tolist()
-        columns = [_split(found[name], lengths) for name in ("completion_tokens", "behaviour_logprobs", "versions")]
+        sampled = found.get("sampled", np.ones(len(found["completion_tokens"]), np.bool_))  # absent: written before it
+        arrays = (found["completion_tokens"], found["behaviour_logprobs"], found["versions"], sampled)
+        columns = [_split(array, lengths) for array in arrays]
         numbers = [found[name].tolist() for name in ("started_at", "finished_at", "reward")]
         texts = _split(found["texts"], found["text_lengths"].tolist())
         rewards = iter(found["rewards"].tolist())
         facts = [sample for group in self.facts["groups"] for sample in group["samples"]]
-        for of, ids, logprobs, versions, started, finished, reward, text in zip(
+        for of, ids, logprobs, versions, was_sampled, started, finished, reward, text in zip(
             facts, *columns, *numbers, texts, strict=True
         ):
             completion = Completion(
                 token_ids=ids,
                 behaviour_logprobs=logprobs,
                 versions=versions,
+                sampled=was_sampled,
                 finish_reason=of["finish_reason"],
                 engine=of["engine"],
                 started_at=started,
@@ -170,6 +175,8 @@ class _Reader:
 
     def _prompt(self, facts: Mapping[str, Any], token_ids: tuple[int, ...]) -> Prompt:
         prompt = self._prompt_of(facts["epoch"], facts["row"])
+        if (opening := facts.get("opening")) is not None:  # its tokens are not the dataset's, and cannot be compared
+            return replace(prompt, prompt=prompt.opened(opening), token_ids=token_ids, opening=opening)
         if prompt.token_ids == token_ids:
             return prompt
         if self._allow_changed:

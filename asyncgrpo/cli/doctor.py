@@ -36,6 +36,7 @@ MACHINE_CHECKS: tuple[Callable[[RunConfig], Check], ...] = (
 RUN_CHECKS: tuple[Callable[[RunConfig], Check], ...] = (
     run_checks.devices,
     run_checks.model,
+    run_checks.environment,
     run_checks.rewards,
     run_checks.dataset,
     run_checks.columns,

@@ -1,6 +1,6 @@
 """What a setting is called: by section in YAML, flat in Python, and by another name in TRL.
 
-Invariant: every field of every section has exactly one flat name, but for the four that a trainer takes as arguments.
+Invariant: every field of every section has exactly one flat name, but for those that a trainer takes as arguments.
 A flat name is the field's own name unless `_RENAMED` says otherwise.
 """
 
@@ -29,6 +29,8 @@ FIELDS: dict[str, FieldInfo] = {
 TRAINER_ARGUMENTS = {
     "model.path": "model",
     "data.dataset": "train_dataset",
+    "environment.path": "environment_factory",
+    "environment.tools": "tools",
     "evaluation.dataset": "eval_dataset",
 }
 """Given to a trainer under these names, so without a flat one. (So are `rewards`, as `reward_funcs`.)"""
@@ -77,6 +79,9 @@ _RENAMED = {
     "evaluation.one_version": "eval_one_version",
     "evaluation.timeout": "eval_timeout",
     "evaluation.save_samples": "eval_save_samples",
+    "environment.arguments": "environment_arguments",
+    "environment.max_concurrency": "environment_concurrency",
+    "environment.step_timeout": "environment_timeout",
 }
 
 FLAT: dict[str, str] = {key: _RENAMED.get(key, key.partition(".")[2]) for key in FIELDS if key not in TRAINER_ARGUMENTS}
@@ -153,7 +158,7 @@ ELSEWHERE: dict[str, str] = {
         ("use_adaptive_entropy", "entropy_coef_min", "entropy_coef_max", "entropy_coef_delta", "entropy_target"),
         f"{_NOT_YET}; <objective.entropy_coef> stays what it is",
     ),
-    "max_tool_calling_iterations": _NOT_YET,
+    "max_tool_calling_iterations": "use <environment.max_turns>, which counts answers: one more than calls",
     "save_strategy": "see <checkpoint.save_steps> and <checkpoint.save_minutes>",
     "resume_from_checkpoint": "a run goes on by itself (see <run.resume>); trainer.train(resume_from_checkpoint=True) "
     "insists on it",

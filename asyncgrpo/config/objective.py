@@ -52,7 +52,7 @@ class ObjectiveSection(Section):
     soft_punish_cache: PositiveInt | None = None
     """Last tokens before max_completion_length in which a reward falls by up to 1 (DAPO's L_cache). Absent: none."""
     mask_truncated_completions: bool = False
-    """Leave completions that hit max_completion_length out of the loss."""
+    """Leave completions that hit max_completion_length, or environment.max_turns, out of the loss."""
     top_entropy_quantile: Fraction = 1.0
     """Share of the tokens that are trained: those of highest entropy in the optimiser batch (2506.01939). 1: all."""
     off_policy_mask_threshold: PositiveFloat | None = None

@@ -30,7 +30,7 @@ _ONLY = {
 
 class RewardSection(Section):
     path: str | None = None
-    """`package.module:function`, `file.py:function`, or the name of a built-in one, as `accuracy`."""
+    """`package.module:function`, `file.py:function`, a built-in one as `accuracy`; `environment`: its own reward."""
     model: PathText | None = None
     """In place of `path`: a reward model, a sequence classifier with one label, by folder or hub name."""
     url: str | None = None

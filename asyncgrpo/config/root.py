@@ -9,6 +9,7 @@ from pydantic import model_validator
 
 from asyncgrpo.config.curriculum import CurriculumSection
 from asyncgrpo.config.devices import check_devices
+from asyncgrpo.config.environment import EnvironmentSection
 from asyncgrpo.config.evaluation import EvaluationSection
 from asyncgrpo.config.guards import GuardsSection
 from asyncgrpo.config.objective import ObjectiveSection
@@ -46,6 +47,7 @@ class RunConfig(Section):
     curriculum: CurriculumSection = CurriculumSection()
     rewards: tuple[RewardSection, ...] = ()
     """Reward functions by import path, reward models and servers; their weighted sum is the reward."""
+    environment: EnvironmentSection = EnvironmentSection()
     generation: GenerationSection = GenerationSection()
     engines: EnginesSection = EnginesSection()
     buffer: BufferSection = BufferSection()

@@ -1,8 +1,8 @@
 """Held-out prompts to scored samples, through the engines that a run trains with.
 
 Invariants: never more than `evaluation.max_concurrency` requests are open; no slot, ledger or buffer hears of them.
-What fails is counted, never scored as 0: a sample that engines fail is left out, and so is a prompt whose samples
-cannot be scored.
+What fails is counted, never scored as 0: a sample that engines or the environment fail is left out, and so is a prompt
+whose samples cannot be scored.
 """
 
 from __future__ import annotations
@@ -15,14 +15,15 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from asyncgrpo.concurrency import gather_all
-from asyncgrpo.errors import AsyncGRPOError, EngineError, RewardError
+from asyncgrpo.errors import AsyncGRPOError, EngineError, EnvironmentFailure, RewardError
 from asyncgrpo.evaluation.held_out import HeldOut
 from asyncgrpo.generation.lease import Lease
 from asyncgrpo.generation.pool import EnginePool
+from asyncgrpo.generation.rollout import answer_once, check_alike
 from asyncgrpo.generation.sampling import Sampling
 from asyncgrpo.rewards.functions import score_group
 from asyncgrpo.rewards.notes import GroupNotes, TrainerState
-from asyncgrpo.types import Completion, Group, Prompt
+from asyncgrpo.types import Group, Played, Prompt
 
 logger = logging.getLogger(__name__)
 
@@ -34,7 +35,7 @@ class Answers:
     groups: dict[int, Group] = field(default_factory=dict)
     """Scored samples of a prompt, by its place among the prompts."""
     samples_failed: int = 0
-    """That engines failed."""
+    """That engines or the environment failed."""
     prompts_done: int = 0
     first_error: AsyncGRPOError | None = None
 
@@ -56,9 +57,9 @@ async def answer_all(
     async def work() -> None:
         for place, prompt in waiting:
             answering = _Prompt(place, prompt, held_out, pool, into)
-            completions = await answering.sample(together)
-            if completions:
-                await answering.score(completions, text_of, state)
+            played = await answering.sample(together)
+            if played:
+                await answering.score(played, text_of, state)
             into.prompts_done += 1
 
     workers = held_out.config.evaluation.max_concurrency // together
@@ -70,10 +71,10 @@ class _Prompt:
         self._place, self._prompt, self._held_out, self._pool, self._into = place, prompt, held_out, pool, into
         self._begun_at = time.monotonic()
 
-    async def sample(self, together: int) -> list[Completion]:
+    async def sample(self, together: int) -> list[Played]:
         """Those samples that were had, `together` at a time on one engine, where they share the prompt's cache."""
         count, longest = self._held_out.samples_per_prompt, self._held_out.config.generation.max_completion_length
-        completions: list[Completion] = []
+        played: list[Played] = []
         for start in range(0, count, together):
             numbers = range(start, min(start + together, count))
             try:
@@ -82,35 +83,37 @@ class _Prompt:
             except EngineError as error:  # no engine is left, or expected back
                 found = [None] * len(numbers)
                 self._into.failed(error)
-            completions += [completion for completion in found if completion is not None]
+            played += [each for each in found if each is not None]
             self._into.samples_failed += found.count(None)
-        return completions
+        return played
 
-    async def _one(self, number: int, lease: Lease) -> Completion | None:
+    async def _one(self, number: int, lease: Lease) -> Played | None:
         # Groups that are trained count from 0 on: a failure here is not taken for one of theirs.
-        group_id = -1 - self._place
+        group_id, player = -1 - self._place, self._held_out.player
+        sampling = Sampling(self._prompt, group_id, number, self._pool, self._held_out.config)
         try:
-            return await Sampling(self._prompt, group_id, number, self._pool, self._held_out.config).run(lease)
-        except EngineError as error:
+            return await sampling.run(lease, answer_once if player is None else player.play)
+        except (EngineError, EnvironmentFailure) as error:
             logger.warning("evaluation: sample %d of prompt %s failed: %s", number, self._prompt.prompt_id, error)
             self._into.failed(error)
             return None
 
-    async def score(
-        self, completions: Sequence[Completion], text_of: Callable[[np.ndarray], str], state: TrainerState
-    ) -> None:
+    async def score(self, played: Sequence[Played], text_of: Callable[[np.ndarray], str], state: TrainerState) -> None:
+        completions, prompt = [each.completion for each in played], played[0].prompt
         texts = [text_of(completion.token_ids) for completion in completions]
+        turns = None if self._held_out.player is None else played
         try:
+            check_alike(played)
             samples = await score_group(
-                self._held_out.rewards, self._prompt, completions, texts, GroupNotes(state=state)
+                self._held_out.rewards, prompt, completions, texts, GroupNotes(state=state), played=turns
             )
-        except RewardError as error:
+        except (EnvironmentFailure, RewardError) as error:
             logger.warning("evaluation: prompt %s is not scored: %s", self._prompt.prompt_id, error)
             self._into.failed(error)
             return
         self._into.groups[self._place] = Group(
             group_id=self._place,
-            prompt=self._prompt,
+            prompt=prompt,
             samples=tuple(samples),
             start_version=min((int(each.versions.min()) for each in completions if len(each)), default=-1),
             admitted_at=self._begun_at,

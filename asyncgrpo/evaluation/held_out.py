@@ -14,13 +14,15 @@ from asyncgrpo.config import RunConfig
 from asyncgrpo.config.data import TASKS
 from asyncgrpo.config.evaluation import EvaluationSection
 from asyncgrpo.config.sections import RewardSection
+from asyncgrpo.environments.building import Source
+from asyncgrpo.environments.player import Player
 from asyncgrpo.errors import ConfigError, DataError
 from asyncgrpo.evaluation.estimates import ks_up_to
+from asyncgrpo.playing import check_columns, configured_rewards, player_of, with_tools
 from asyncgrpo.prompts.rows import load_rows
 from asyncgrpo.prompts.stream import PromptStream
 from asyncgrpo.rewards.binding import bound
-from asyncgrpo.rewards.functions import RewardFunction, check_parameters
-from asyncgrpo.rewards.importing import from_config
+from asyncgrpo.rewards.functions import RewardFunction
 from asyncgrpo.types import Prompt, Sample
 
 _SHAPE = ("columns", "prompt_template", "system_prompt", "task_arguments")
@@ -37,6 +39,8 @@ class HeldOut:
     skipped: int
     """Rows left out because their prompt is too long."""
     rewards: Sequence[RewardFunction]
+    player: Player | None = None
+    """Plays the turns of a sample, as in training; None: a sample is one completion."""
     config: RunConfig
     """As the requests of an evaluation see it: its `generation` has their number, temperature and length."""
     digest: str
@@ -64,11 +68,12 @@ def held_out(
     *,
     rows: Any = None,
     context: int | None = None,
+    source: Source | None = None,
 ) -> HeldOut | None:
     """The evaluation that a resolved configuration asks for; None if none.
 
     rows: given by Python callers, instead of `evaluation.dataset`. rewards: the run's. context: tokens that the model
-    can hold, if known. Raises ConfigError or DataError.
+    can hold, if known. source: the run's environment. Raises ConfigError or DataError.
     """
     section = config.evaluation
     if rows is None and not section.dataset:
@@ -87,20 +92,22 @@ def held_out(
         )
     functions = rewards
     if section.rewards:
-        own = from_config([RewardSection(path=path) for path in section.rewards])
+        own = configured_rewards([RewardSection(path=path) for path in section.rewards], source)
         functions = bound(own, config.generation.max_completion_length)
     check_pass_reward(section.pass_reward, functions)
-    view = _with_own_rows(_as_evaluated(config, context), rows)
+    view = with_tools(_with_own_rows(_as_evaluated(config, context), rows), source)
     with _own_names(section):
         checked = load_rows(view, rows)
-        check_parameters(functions, set(checked.column_names) - {checked.prompt_column})
+        check_columns(functions, source, set(checked.column_names) - {checked.prompt_column})
         stream = PromptStream(checked, tokenizer, view)
         count = min(stream.prompts_per_epoch, section.max_prompts or stream.prompts_per_epoch)
         prompts = [stream.next() for _ in range(count)]
+        player = player_of(source, view, tokenizer, stream)
     return HeldOut(
         prompts=[replace(prompt, prompt_id=f"eval-{prompt.row}") for prompt in prompts],
         skipped=stream.skipped_per_epoch,
         rewards=functions,
+        player=player,
         config=view,
         digest=_digest(prompts),
     )

@@ -1,4 +1,4 @@
-"""One completion of a group, through everything that engines do meanwhile: cut it short, fail, disappear."""
+"""One sample of a group, through everything that engines do meanwhile: cut it short, fail, disappear."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import asyncio
 import logging
 import random
 import time
+from collections.abc import Sequence
 from contextlib import AsyncExitStack
 
 import numpy as np
@@ -15,7 +16,7 @@ from asyncgrpo.errors import EngineError, EngineUnavailable, ForeignWeights
 from asyncgrpo.generation.lease import Lease
 from asyncgrpo.generation.pool import EnginePool
 from asyncgrpo.generation.response import NO_TOKENS, Aborted, Partial
-from asyncgrpo.types import Completion, FinishReason, Prompt
+from asyncgrpo.types import Completion, FinishReason, Play, Played, Prompt
 
 logger = logging.getLogger(__name__)
 
@@ -24,39 +25,61 @@ LONGEST_BACKOFF_SECONDS = 5.0
 
 
 class Sampling:
-    """One sample of one prompt. Keeps the tokens that answers cut short have brought so far."""
+    """The requests of one sample: for its only completion, or for the turns of a trajectory one after the other."""
 
     def __init__(self, prompt: Prompt, group_id: int, number: int, pool: EnginePool, config: RunConfig) -> None:
         self._prompt, self._group_id, self._number, self._pool = prompt, group_id, number, pool
         self._longest = config.generation.max_completion_length
         self._temperature = config.generation.temperature
         self._attempts = config.generation.max_attempts
+        self._lease: Lease | None = None
+        self._elsewhere = AsyncExitStack()
+        # Of the present turn; `_sofar` are the tokens that answers cut short have brought.
+        self._token_ids: Sequence[int] = ()
+        self._limit = self._longest
         self._sofar: Partial = NO_TOKENS
         self._started_at = 0.0
 
-    async def run(self, home: Lease) -> Completion:
-        """The whole completion: from the engine of `home`, and if that is unavailable from another, where there is one.
+    async def run(self, home: Lease, play: Play) -> Played:
+        """What `play` makes of it, with the sample's share of `home`; it is held between turns and given back at the
+        end. Raises as `turn` and `play` do."""
+        self._lease = home
+        async with self._elsewhere:
+            try:
+                return await play(self._prompt, self.turn)
+            finally:
+                self._leave()
 
-        An engine that is unavailable costs one of `generation.max_attempts`; an answer cut short costs none. Raises
-        EngineUnavailable when they are used up, and at once any other EngineError.
+    async def turn(self, token_ids: Sequence[int], max_tokens: int | None = None) -> Completion:
+        """All that is sampled after `token_ids`: from the engine of the lease, and if that is unavailable from another,
+        where there is one, which then goes on with later turns as well.
+
+        An engine that is unavailable costs one of `generation.max_attempts`, which every turn has anew; an answer cut
+        short costs none. Raises EngineUnavailable when they are used up, and at once any other EngineError.
         """
         self._started_at = time.monotonic()
-        async with AsyncExitStack() as elsewhere:
-            lease = home
-            for attempt in range(1, self._attempts + 1):
-                try:
-                    return await self._ask(lease)
-                except EngineUnavailable as error:
-                    if attempt == self._attempts:
-                        raise self._last_error(error) from error
-                    logger.warning("attempt %d of %d failed: %s", attempt, self._attempts, error)
-                finally:
-                    lease.give_back(self._longest)
-                await asyncio.sleep(_backoff(attempt))
-                await elsewhere.aclose()
-                avoid = {lease.client.name}
-                lease = await elsewhere.enter_async_context(self._pool.lease(self._longest, avoid=avoid))
+        self._token_ids, self._sofar = token_ids, NO_TOKENS
+        self._limit = self._longest if max_tokens is None else max_tokens
+        assert self._lease is not None, "turns are taken inside `run`"
+        for attempt in range(1, self._attempts + 1):
+            avoid = {self._lease.client.name}
+            try:
+                return await self._ask(self._lease)
+            except EngineUnavailable as error:
+                self._leave()
+                if attempt == self._attempts:
+                    raise self._last_error(error) from error
+                logger.warning("attempt %d of %d failed: %s", attempt, self._attempts, error)
+            await asyncio.sleep(_backoff(attempt))
+            await self._elsewhere.aclose()
+            self._lease = await self._elsewhere.enter_async_context(self._pool.lease(self._longest, avoid=avoid))
         raise AssertionError("max_attempts is at least 1")
+
+    def _leave(self) -> None:
+        """Give back the share, once."""
+        if self._lease is not None:
+            self._lease.give_back(self._longest)
+            self._lease = None
 
     async def _ask(self, lease: Lease) -> Completion:
         """Ask one engine until the completion has ended."""
@@ -67,7 +90,7 @@ class Sampling:
                 rest = await self._request(lease)
             except Aborted as cut:
                 self._sofar = self._sofar.then(cut.partial)
-                if len(self._sofar) >= self._longest:
+                if len(self._sofar) >= self._limit:
                     return self._joined(NO_TOKENS, "length", engine)
                 idle_answers = 0 if len(cut.partial) else idle_answers + 1
                 if idle_answers:  # it waited in the engine's queue, and will again
@@ -86,9 +109,9 @@ class Sampling:
 
     async def _request(self, lease: Lease) -> Completion:
         """What is still missing. An id that was ever used may still be known to an engine."""
-        token_ids = [*self._prompt.token_ids, *self._sofar.token_ids.tolist()]
+        token_ids = [*self._token_ids, *self._sofar.token_ids.tolist()]
         request_id = self._pool.request_id(self._group_id, self._number)
-        limit, served = self._longest - len(self._sofar), lease.version
+        limit, served = self._limit - len(self._sofar), lease.version
         try:
             completion = await lease.run(lease.client.generate(token_ids, request_id, limit, self._temperature))
         except Aborted as cut:

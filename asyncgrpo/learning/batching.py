@@ -64,6 +64,8 @@ def make_batch(
     Truncation is what the engine says (`finish_reason`), never guessed from a token's value. Behaviour
     log-probabilities are the engine's at every use.
 
+    Tokens that were given, not sampled, are left out of loss and denominators: they are context, like the prompt's.
+
     With `buffer.over_stale=mask`, tokens of fresh groups older than `buffer.max_staleness` are left out of the loss,
     and stay in denominators and advantages. Tokens of replayed groups are bounded by `replay.replay_max_age` instead.
 
@@ -81,6 +83,8 @@ def make_batch(
     lengths = np.array([len(completion.token_ids) for completion in completions], dtype=np.int32)
     trained = [_is_trained(sample, config.objective.mask_truncated_completions) for sample in samples]
     versions = _flat([completion.versions for completion in completions], np.int32)
+    sampled = _flat([completion.sampled for completion in completions], np.bool_)
+    sampled_lengths = np.array([completion.sampled_tokens for completion in completions], dtype=np.int32)
     uses = _per_sample(every, [0] * len(groups) + [item.uses for item in replayed], np.int32)
     weights = [1.0] * len(groups) + [item.probability_weight for item in replayed]
     return Batch(
@@ -92,8 +96,9 @@ def make_batch(
         behaviour_logprobs=_flat([completion.behaviour_logprobs for completion in completions], np.float32),
         token_versions=versions,
         loss_mask=np.repeat(np.array(trained, dtype=bool), lengths)
+        & sampled
         & ~_is_over_stale(version - versions, np.repeat(uses > 0, lengths), config),
-        denominator_tokens=np.where(trained, lengths, 0).astype(np.int32),
+        denominator_tokens=np.where(trained, sampled_lengths, 0).astype(np.int32),
         advantages=step_advantages(groups, replayed, config, reward_weights or {}).astype(np.float32),
         is_scored=~np.isnan(np.array([sample.reward for sample in samples], dtype=np.float64)),
         sample_weights=_per_sample(every, weights, np.float32),

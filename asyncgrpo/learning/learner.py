@@ -23,9 +23,9 @@ from asyncgrpo.errors import LearnerError
 from asyncgrpo.learning.batching import Shard
 from asyncgrpo.learning.cutting import is_inert
 from asyncgrpo.learning.export import ADAPTER_FOLDER, export_dtype, export_tensors, share_weights
-from asyncgrpo.learning.lora import merged_state, save_adapter
+from asyncgrpo.learning.lora import BASE_FINGERPRINT, merged_state, save_adapter
 from asyncgrpo.learning.microbatch import MicroBatch, micro_batches, scoring_batch
-from asyncgrpo.learning.model import load
+from asyncgrpo.learning.model import base_fingerprint, load
 from asyncgrpo.learning.perturbation import perturbed
 from asyncgrpo.learning.replayed_baseline import shifts_baseline
 from asyncgrpo.learning.report import Stopwatch, step_metrics
@@ -138,7 +138,9 @@ class Learner:
         loaded.model.save_pretrained(directory, state_dict=dict(merged_state(loaded.model)))
         share_weights(directory)
         if loaded.adapted is not None:
-            save_adapter(loaded.adapted, Path(directory) / ADAPTER_FOLDER, self.config.model.path)
+            adapter = Path(directory) / ADAPTER_FOLDER
+            save_adapter(loaded.adapted, adapter, self.config.model.path)
+            (adapter / BASE_FINGERPRINT).write_text(base_fingerprint(loaded.model))
             share_weights(directory, ADAPTER_FOLDER)
 
     def save(self, directory: str) -> int:

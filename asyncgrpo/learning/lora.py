@@ -29,6 +29,8 @@ from asyncgrpo.config.sections import LoraSection
 from asyncgrpo.errors import ConfigError
 
 ADAPTER = "default"
+BASE_FINGERPRINT = "base_fingerprint.txt"
+"""Beside a saved adapter: which weights it was trained on (`model.base_fingerprint`)."""
 _WHOLE = f".modules_to_save.{ADAPTER}."
 """Stands in the names of modules that are trained whole."""
 

@@ -12,8 +12,8 @@ from asyncgrpo.config import RunConfig
 from asyncgrpo.errors import LearnerError
 from asyncgrpo.learning import checkpoint
 from asyncgrpo.learning.export import share_weights
-from asyncgrpo.learning.lora import attach_lora, merged_state
-from asyncgrpo.learning.model import fingerprint, from_pretrained
+from asyncgrpo.learning.lora import BASE_FINGERPRINT, attach_lora, merged_state
+from asyncgrpo.learning.model import base_fingerprint, fingerprint, from_pretrained
 
 
 def load_policy(config: RunConfig, learner_part: Path | None = None) -> PreTrainedModel:
@@ -22,14 +22,27 @@ def load_policy(config: RunConfig, learner_part: Path | None = None) -> PreTrain
     Args:
         learner_part: the learner's folder of a checkpoint, whose weights it gets; None: as the configuration names it.
 
-    Raises ConfigError for a model or an adapter that cannot be loaded, LearnerError for a checkpoint of another one.
+    Raises ConfigError for a model or an adapter that cannot be loaded, LearnerError for a checkpoint or an adapter of
+    another one.
     """
     model = from_pretrained(config)  # in the type it was trained in: rounded as the learner's were
     if config.lora.lora_r:
         attach_lora(model, config.lora, config.run.seed)
+        _check_base(model, config)
     if learner_part is not None:
         _take_over(model, config, learner_part)
     return model.float().eval().requires_grad_(False)
+
+
+def _check_base(model: PreTrainedModel, config: RunConfig) -> None:
+    """A folder or a name may stand for other weights than it did when the adapter was trained."""
+    adapter = config.lora.lora_adapter
+    said = None if adapter is None else Path(adapter) / BASE_FINGERPRINT
+    if said is not None and said.is_file() and said.read_text().strip() != base_fingerprint(model):
+        raise LearnerError(
+            f"{adapter} was trained on other weights than model.path={config.model.path!r} has in "
+            f"model.dtype={config.model.dtype}; give its base model with --model.path, or take the merged one beside it"
+        )
 
 
 def _take_over(model: PreTrainedModel, config: RunConfig, learner_part: Path) -> None:

@@ -68,6 +68,11 @@ class LoadedModel:
         return fingerprint(self.frozen.named_parameters()) if self.frozen is not None else None
 
 
+def base_fingerprint(model: PreTrainedModel) -> str:
+    """Of what adapters sit on: all that is not trained."""
+    return fingerprint((name, parameter) for name, parameter in model.named_parameters() if not parameter.requires_grad)
+
+
 def fingerprint(named: Iterable[tuple[str, Tensor]]) -> str:
     """Of names, types, shapes and the first values of each tensor: quick, and another model has another one."""
     digest = hashlib.sha256()

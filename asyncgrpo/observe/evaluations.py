@@ -54,11 +54,20 @@ def read_evaluations(path: Path) -> list[dict[str, Any]]:
     records = []
     for number, line in enumerate(lines, start=1):
         try:
-            records.append(json.loads(line))
-        except ValueError as error:
-            if number < len(lines):
-                raise RunFolderError(f"{path}, line {number}, is not JSON: {error}") from error
+            records.append(_record(path, number, line))
+        except RunFolderError:
+            if number < len(lines):  # the last may be half of one
+                raise
     return records
+
+
+def _record(path: Path, number: int, line: bytes) -> dict[str, Any]:
+    try:
+        record: dict[str, Any] = json.loads(line)
+        record["step"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise RunFolderError(f"{path}, line {number}, is no evaluation's record ({error}); remove the line") from error
+    return record
 
 
 def kept_length(path: Path, step: int) -> int:
@@ -69,10 +78,10 @@ def kept_length(path: Path, step: int) -> int:
     """
     length = 0
     if path.exists():
-        for line in path.read_bytes().splitlines(keepends=True):
+        for number, line in enumerate(path.read_bytes().splitlines(keepends=True), start=1):
             if not line.endswith(b"\n"):
                 break
-            record = json.loads(line)
+            record = _record(path, number, line)
             if max(record["step"], record.get("version_max") or 0) > step:
                 break
             length += len(line)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import re
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -70,3 +71,25 @@ def sync_directory(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def sync_tree(folder: Path) -> None:
+    """All that a folder holds is on disk."""
+    for at, _, names in os.walk(folder):
+        for name in names:
+            with open(Path(at) / name, "rb") as file:
+                os.fsync(file.fileno())
+        sync_directory(Path(at))
+
+
+def put_in_place(draft: Path, folder: Path) -> None:
+    """Give a filled folder the name of another, which goes. Nobody finds half of either: at worst, after a kill between
+    two renames, none. Raises OSError."""
+    sync_tree(draft)
+    old = folder.with_name(f".{folder.name}.old")
+    shutil.rmtree(old, ignore_errors=True)
+    if folder.exists():
+        os.rename(folder, old)
+    os.rename(draft, folder)
+    sync_directory(folder.parent)
+    shutil.rmtree(old, ignore_errors=True)

@@ -93,6 +93,7 @@ def _sample(row: Row) -> Sample:
             token_ids=row["token_ids"],
             behaviour_logprobs=row["behaviour_logprobs"],
             versions=row["versions"],
+            sampled=row.get("sampled"),  # type: ignore[arg-type]  # absent in files from before there were turns
             finish_reason=row["finish_reason"],
             engine=row["engine"],
             started_at=row["started_at"],

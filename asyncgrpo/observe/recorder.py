@@ -49,6 +49,7 @@ ROLLOUT_SCHEMA = pa.schema(
         ("token_ids", pa.list_(pa.int32())),
         ("behaviour_logprobs", pa.list_(pa.float32())),
         ("versions", pa.list_(pa.int32())),
+        ("sampled", pa.list_(pa.bool_())),  # false: given by an environment or a tool, not trained
         ("rewards", pa.map_(pa.string(), pa.float64())),
         ("reward", pa.float64()),
         ("extra", pa.string()),  # what reward functions logged of it (log_extra), as JSON; null: nothing
@@ -195,6 +196,7 @@ def _row(group: Group, index: int, sample: Sample) -> dict[str, Any]:
         "token_ids": completion.token_ids,
         "behaviour_logprobs": completion.behaviour_logprobs,
         "versions": completion.versions,
+        "sampled": completion.sampled,
         "rewards": list(sample.rewards.items()),
         "reward": sample.reward,
         "extra": json.dumps(dict(sample.extra)) if sample.extra else None,  # ASCII: also half a surrogate pair

@@ -66,10 +66,11 @@ def as_texts(samples: Sequence[RecordedSample]) -> Iterator[RenderableType]:
         if sample.prompt != shown:
             shown = sample.prompt
             yield _prompt(sample)
+        given = f" ({sample.given} of them given, not sampled)" if sample.given else ""
         facts = Text.assemble(
             "step ", _number(sample.step), ", version ", _versions(sample), ", sample ",
             f"{sample.group_id}/{sample.sample}", ", ", _fate(sample), ", staleness ", _number(sample.staleness),
-            f", {sample.tokens} tokens in {sample.seconds:.1f} s from ", _text(sample.engine), ", ended by ",
+            f", {sample.tokens} tokens{given} in {sample.seconds:.1f} s from ", _text(sample.engine), ", ended by ",
             _text(sample.finish_reason), style="dim",
         )  # fmt: skip
         rewards = ", ".join(f"{visible(name)} {_decimal(value)}" for name, value in sample.rewards.items())

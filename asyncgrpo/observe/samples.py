@@ -24,7 +24,7 @@ __all__ = ["RecordedSample", "Row", "prompt_text", "read_samples"]
 
 Row = Mapping[str, Any]
 
-_HEAVY = ("token_ids", "behaviour_logprobs", "versions", "prompt_token_ids")
+_HEAVY = ("token_ids", "behaviour_logprobs", "versions", "sampled", "prompt_token_ids")
 """Columns of a value per token; they are looked at only for rows that are wanted."""
 
 
@@ -42,6 +42,8 @@ class RecordedSample:
     is_conversational: bool
     completion: str
     tokens: int
+    given: int
+    """Of its tokens, those that an environment or a tool gave between turns."""
     versions: Mapping[int, int]
     """Policy version to the number of tokens that it sampled, oldest first."""
     rewards: Mapping[str, float | None]
@@ -109,9 +111,10 @@ def _wanted(path: Path, step: int | None, rows: Callable[[Row], bool]) -> list[d
     light = table.drop_columns([name for name in _HEAVY if name in table.column_names])
     here = {"step": step}
     chosen = {index: row for index, row in enumerate(_plain(light)) if rows(row | here)}
-    heavy = table.select(["versions"]).take(list(chosen)) if chosen else None
-    versions = heavy.to_pylist() if heavy is not None else []
-    return [row | tokens | here for row, tokens in zip(chosen.values(), versions, strict=True)]
+    per_token = [name for name in ("versions", "sampled") if name in table.column_names]
+    heavy = table.select(per_token).take(list(chosen)) if chosen else None
+    tokens = heavy.to_pylist() if heavy is not None else []
+    return [row | each | here for row, each in zip(chosen.values(), tokens, strict=True)]
 
 
 def _plain(table: pa.Table) -> list[dict[str, Any]]:
@@ -120,6 +123,8 @@ def _plain(table: pa.Table) -> list[dict[str, Any]]:
 
 
 def _sample(row: Row) -> RecordedSample:
+    versions = row["versions"]
+    sampled = row.get("sampled") or [True] * len(versions)  # absent in files from before there were turns
     return RecordedSample(
         step=row["step"],
         prompt_id=row["prompt_id"],
@@ -128,8 +133,9 @@ def _sample(row: Row) -> RecordedSample:
         prompt=row["prompt"],
         is_conversational=row["conversational"],
         completion=row["completion"],
-        tokens=len(row["versions"]),
-        versions=dict(sorted(Counter(row["versions"]).items())),
+        tokens=len(versions),
+        given=sampled.count(False),
+        versions=dict(sorted(Counter(v for v, own in zip(versions, sampled, strict=True) if own).items())),
         rewards=row["rewards"],
         reward=_finite(row["reward"]),
         advantage=_finite(row["advantage"]),

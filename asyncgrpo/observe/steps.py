@@ -18,7 +18,7 @@ Fields = dict[str, float | int | str | None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepMeasures:
-    """What the orchestrator measured around one step. Seconds are wall-clock, tokens are completion tokens."""
+    """What the orchestrator measured around one step. Seconds are wall-clock, tokens are those that engines sampled."""
 
     time: float
     """End of the step, seconds since 1970."""
@@ -150,7 +150,7 @@ def _length_fields(samples: Sequence[Sample]) -> Fields:
 
 
 def _staleness_fields(samples: Sequence[Sample], version: int) -> Fields:
-    versions = [sample.completion.versions for sample in samples]
+    versions = [sample.completion.versions[sample.completion.sampled] for sample in samples]
     staleness = version - np.concatenate(versions)
     if len(staleness) and staleness.min() < 0:
         raise ValueError(f"a token was sampled by version {version - staleness.min()}, but the learner has {version}")
@@ -176,7 +176,7 @@ def _flow_fields(groups: Sequence[Group], measures: StepMeasures) -> Fields:
 
 
 def _speed_fields(samples: Sequence[Sample], measures: StepMeasures) -> Fields:
-    trained = sum(len(sample.completion.token_ids) for sample in samples)
+    trained = sum(sample.completion.sampled_tokens for sample in samples)
     waiting = _share(measures.waiting_seconds, measures.step_seconds)
     idle = _share(measures.generation_idle_seconds, measures.step_seconds)
     return {

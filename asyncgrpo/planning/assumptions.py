@@ -24,6 +24,7 @@ CARRIED_OVER: frozenset[str] = frozenset().union(
         "dataset dataset_config dataset_split max_rows prompt_column columns prompt_template mix system_prompt "
         "task_arguments shuffle_dataset max_prompt_length long_prompts chat_template_kwargs",
     ),
+    _keys("environment", "path arguments tools tool_parser max_turns max_concurrency"),
     # Which prompts come, and so how long answers are.
     _keys("curriculum", "kind pass_reward low high rest_epochs retire_after"),
     _keys(
@@ -96,6 +97,7 @@ NO_PACE: frozenset[str] = frozenset().union(
         "kl_spike_action kl_spike_factor kl_spike_patience gradient_spike_action gradient_spike_factor "
         "gradient_spike_patience max_rollbacks",
     ),
+    _keys("environment", "step_timeout turn_rewards"),
     _keys("evaluation", "rewards pass_reward pass_threshold timeout save_samples"),
     _keys("checkpoint", "save_total_limit save_timeout"),
     _keys(
@@ -135,7 +137,11 @@ def _shown(config: RunConfig, key: str) -> str:
     value = _value(config, key) if key == "engines.urls" else getattr(getattr(config, section), field)
     if key == "data.mix":
         value = tuple(f"{entry.label} x {entry.weight:g}" for entry in config.data.mix)
-    return (", ".join(map(str, value)) or "none") if isinstance(value, tuple) else str(value)
+    return (
+        (", ".join(str(getattr(each, "path", each)) for each in value) or "none")
+        if isinstance(value, tuple)
+        else str(value)
+    )
 
 
 def _rewards(config: RunConfig) -> str:

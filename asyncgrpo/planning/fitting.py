@@ -28,7 +28,7 @@ def fit(recording: Recording) -> RunModel:
     count = len(np.unique(samples.engine))
     engines = _engines(samples, steps, config, count)
     per_step = max(1, len(steps))
-    failed = _counts(steps[-1], "failed", "reward")
+    failed = _counts(steps[-1], "failed", "environment", "reward")
     admitted = max(1, int(steps[-1].get("groups_admitted", 0)))
     return RunModel(
         lengths=_lengths(samples),

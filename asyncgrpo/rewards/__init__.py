@@ -1,12 +1,19 @@
 """From completions to rewards: user functions, called so that none can stop the run's event loop.
 
-`functions` is the call contract, `importing` finds functions by path, `values` checks what they return, and `threads`
-is where they run. `calling` calls one function, `notes` is what it sees of the run and logs. `builtin/` holds
-those that come along, `model` is reward models, `remote` servers; `binding` tells them what they need to know.
+`functions` is the call contract, `importing` finds functions by path, and `values` checks what they return. `calling`
+calls one function, `notes` is what it sees of the run and logs. `builtin/` holds those that come along, `model` is
+reward models, `remote` servers; `binding` tells them what they need to know.
 """
 
 from asyncgrpo.rewards.binding import bound, started
-from asyncgrpo.rewards.functions import RewardFunction, check_parameters, from_callables, reward, score_group
+from asyncgrpo.rewards.functions import (
+    RewardFunction,
+    check_parameters,
+    environment_reward,
+    from_callables,
+    reward,
+    score_group,
+)
 from asyncgrpo.rewards.importing import from_config
 from asyncgrpo.rewards.model import RewardModel
 from asyncgrpo.rewards.remote import RemoteReward
@@ -17,6 +24,7 @@ __all__ = [
     "RewardModel",
     "bound",
     "check_parameters",
+    "environment_reward",
     "from_callables",
     "from_config",
     "reward",

@@ -17,12 +17,12 @@ from typing import Any, NamedTuple
 
 from asyncgrpo.config.sections import MAX_CALLS, OnRewardError
 from asyncgrpo.errors import GroupUnscored, RewardError
-from asyncgrpo.rewards.arguments import accepted
 from asyncgrpo.rewards.notes import CallNotes, FailureReason, GroupNotes
-from asyncgrpo.rewards.texts import raised_in, said
-from asyncgrpo.rewards.threads import await_aside, call_in_thread
 from asyncgrpo.rewards.values import BadValue, read_each
 from asyncgrpo.types import Prompt
+from asyncgrpo.user_code.arguments import accepted
+from asyncgrpo.user_code.texts import raised_in, said
+from asyncgrpo.user_code.threads import await_aside, call_in_thread
 
 logger = logging.getLogger(__name__)
 

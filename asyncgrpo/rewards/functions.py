@@ -3,7 +3,8 @@
     function(prompts, completions, completion_ids, **columns) -> one number or None per completion
 
 Every argument is a list with one entry per sample of the group: the prompt and the row's columns are repeated. A chat
-prompt gets its completions as chats, `[[{"role": "assistant", "content": text}], …]`; a text prompt gets texts. A
+prompt gets its completions as chats, `[[{"role": "assistant", "content": text}], …]`, of a trajectory all its messages
+after the prompt; a text prompt gets texts. Where there is an environment, `environment_reward` are its own rewards. A
 function that names its parameters is given those only, and may name as well
 
     trainer_state                  where the run is: global_step, max_steps, version, epoch
@@ -25,17 +26,32 @@ from typing import Any, get_args
 
 from asyncgrpo.config.sections import MAX_CALLS, OnRewardError
 from asyncgrpo.errors import ConfigError, GroupUnscored, RewardError
-from asyncgrpo.rewards.arguments import is_required, parameters_of
 from asyncgrpo.rewards.calling import RUN_ARGUMENTS, Missing, Reward, RewardFunction, gravest
 from asyncgrpo.rewards.model import RewardModel
 from asyncgrpo.rewards.notes import GroupNotes
 from asyncgrpo.rewards.values import BadSum, weighted_sum
-from asyncgrpo.types import SURVIVORS, Completion, Prompt, Sample
+from asyncgrpo.types import SURVIVORS, Completion, Played, Prompt, Sample
+from asyncgrpo.user_code.arguments import is_required, parameters_of
 
-__all__ = ["RewardFunction", "check_parameters", "from_callables", "reward", "score_group", "with_unique_names"]
+__all__ = [
+    "ENVIRONMENT_REWARD",
+    "RewardFunction",
+    "check_parameters",
+    "environment_reward",
+    "from_callables",
+    "reward",
+    "score_group",
+    "with_unique_names",
+]
 
+ENVIRONMENT_REWARD = "environment_reward"
 _ALWAYS = ("prompts", "completions", "completion_ids", *RUN_ARGUMENTS)
 _LAMBDA = "<lambda>"
+
+
+def environment_reward(environment_reward: Sequence[float | None]) -> list[float | None]:
+    """The reward that the environment itself gave each sample; None where it gave none."""
+    return list(environment_reward)
 
 
 async def score_group(
@@ -44,8 +60,11 @@ async def score_group(
     completions: Sequence[Completion],
     texts: Sequence[str],
     notes: GroupNotes | None = None,
+    *,
+    played: Sequence[Played] | None = None,
 ) -> list[Sample]:
-    """Score the samples of one prompt, all functions at once. `texts` are the decoded completions.
+    """Score the samples of one prompt, all functions at once. `texts` are the decoded completions, `played` where they
+    come from if an environment took part.
 
     `notes` says where the run is, and gets what functions log. Samples are fewer than completions where functions whose
     `on_error` is `drop_sample` have no reward for some.
@@ -59,7 +78,7 @@ async def score_group(
     try:
         async with asyncio.TaskGroup() as group:
             tasks = [
-                group.create_task(function.score(prompt, _arguments(prompt, completions, texts), count, each))
+                group.create_task(function.score(prompt, _arguments(prompt, completions, texts, played), count, each))
                 for function, each in zip(functions, own, strict=True)
             ]
     except* RewardError as failures:
@@ -151,15 +170,22 @@ def check_parameters(functions: Sequence[RewardFunction], columns: Collection[st
                 )
 
 
-def _arguments(prompt: Prompt, completions: Sequence[Completion], texts: Sequence[str]) -> dict[str, Any]:
+def _arguments(
+    prompt: Prompt, completions: Sequence[Completion], texts: Sequence[str], played: Sequence[Played] | None
+) -> dict[str, Any]:
     """Fresh lists and messages for every function, so that one which changes them changes nobody else's."""
     count = len(completions)
     chat = prompt.is_conversational
+    messages: list[Any] = [[{"role": "assistant", "content": text}] if chat else text for text in texts]
+    for index, each in enumerate(played or ()):
+        if each.messages is not None:
+            messages[index] = [dict(message) for message in each.messages]
     return {
         **{name: [value] * count for name, value in prompt.columns.items()},
         "prompts": [[dict(m) for m in prompt.prompt] if chat else prompt.prompt for _ in range(count)],  # type: ignore[arg-type]
-        "completions": [[{"role": "assistant", "content": text}] if chat else text for text in texts],
+        "completions": messages,
         "completion_ids": [completion.token_ids.tolist() for completion in completions],
+        **({} if played is None else {ENVIRONMENT_REWARD: [each.reward for each in played]}),
     }
 
 

@@ -5,23 +5,22 @@ from __future__ import annotations
 
 import difflib
 import functools
-import importlib
-import importlib.util
 import inspect
-import sys
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 from asyncgrpo.config.sections import RewardSection
 from asyncgrpo.errors import ConfigError
-from asyncgrpo.rewards.arguments import parameters_of
 from asyncgrpo.rewards.builtin import BUILTIN, Builtin
-from asyncgrpo.rewards.functions import RewardFunction, with_unique_names
+from asyncgrpo.rewards.functions import RewardFunction, environment_reward, with_unique_names
 from asyncgrpo.rewards.model import RewardModel
 from asyncgrpo.rewards.remote import RemoteReward
-from asyncgrpo.rewards.texts import said
+from asyncgrpo.user_code.arguments import parameters_of
+from asyncgrpo.user_code.importing import import_object, is_path
+from asyncgrpo.user_code.texts import said
+
+OWN = "environment"
+"""In place of a path: the reward that the environment itself gives."""
 
 
 def from_config(sections: Sequence[RewardSection]) -> list[RewardFunction]:
@@ -91,8 +90,8 @@ def _made(path: str, cls: Callable[..., Any], arguments: Mapping[str, Any]) -> C
 
 
 def _with_arguments(path: str, function: Callable[..., Any], arguments: Mapping[str, Any]) -> Callable[..., Any]:
-    known = parameters_of(function) or {}
-    if known and not any(each.kind is inspect.Parameter.VAR_KEYWORD for each in known.values()):
+    known = parameters_of(function)
+    if known is not None and not any(each.kind is inspect.Parameter.VAR_KEYWORD for each in known.values()):
         for name in arguments:
             if name not in known:
                 raise ConfigError(f"reward {path!r} takes no argument {name!r}; it takes {', '.join(known)}")
@@ -100,54 +99,17 @@ def _with_arguments(path: str, function: Callable[..., Any], arguments: Mapping[
 
 
 def _found(path: str) -> Any:
-    where, colon, attribute = path.rpartition(":")
-    if not colon or not where or not attribute:
-        guess = difflib.get_close_matches(path.lower(), BUILTIN, n=1)
+    if path == OWN:
+        return environment_reward
+    if not is_path(path):
+        known = [*BUILTIN, OWN]
+        guess = difflib.get_close_matches(path.lower(), known, n=1)
         hint = f"; did you mean {guess[0]}?" if guess else ""
         raise ConfigError(
             f"reward {path!r}: expected package.module:function, file.py:function, or a built-in one: "
-            f"{', '.join(BUILTIN)}{hint}"
+            f"{', '.join(known)}{hint}"
         )
-    try:
-        module = _run_file(Path(where).resolve()) if where.endswith(".py") else _import_module(where)
-    except ConfigError:
-        raise
-    except (Exception, SystemExit) as error:  # the module is the user's and may do anything while it is imported
-        raise ConfigError(
-            f"reward {path!r}: importing {where} failed: {type(error).__name__}: {said(error)}"
-        ) from error
-    try:
-        function = functools.reduce(getattr, attribute.split("."), module)
-    except AttributeError as error:
-        offered = [n for n, v in vars(module).items() if inspect.isfunction(v) and v.__module__ == module.__name__]
-        raise ConfigError(f"reward {path!r}: no {attribute!r} in {where}; its functions: {offered}") from error
+    function = import_object(path, "reward")
     if not callable(function):
         raise ConfigError(f"reward {path!r}: expected a function, found {function!r}")
     return function
-
-
-def _import_module(name: str) -> ModuleType:
-    here = str(Path.cwd())
-    if here not in sys.path:  # a console script does not look in the working directory by itself
-        sys.path.insert(0, here)
-    return importlib.import_module(name)
-
-
-@functools.cache
-def _run_file(file: Path) -> ModuleType:
-    if not file.is_file():
-        raise ConfigError(f"reward file {file}: no such file")
-    name = f"asyncgrpo_reward_{file.stem}"
-    while name in sys.modules:
-        name += "_"
-    spec = importlib.util.spec_from_file_location(name, file)
-    if spec is None or spec.loader is None:
-        raise ConfigError(f"reward file {file}: cannot be imported")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module  # dataclasses and pickle look their module up
-    try:
-        spec.loader.exec_module(module)
-    except BaseException:
-        del sys.modules[name]
-        raise
-    return module

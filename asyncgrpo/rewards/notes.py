@@ -16,8 +16,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from asyncgrpo.rewards.texts import brief
 from asyncgrpo.types import Prompt
+from asyncgrpo.user_code.texts import brief
 
 logger = logging.getLogger(__name__)
 

@@ -20,7 +20,7 @@ import aiohttp
 
 from asyncgrpo.config.secrets import check_logins, masked, masked_url, secret_of
 from asyncgrpo.rewards.calling import RUN_ARGUMENTS
-from asyncgrpo.rewards.texts import brief
+from asyncgrpo.user_code.texts import brief
 
 LARGEST_ANSWER = 4 << 20
 """Bytes: rewards of a hundred thousand samples are less."""

@@ -7,7 +7,7 @@ import numbers
 from collections.abc import Mapping
 from typing import Any
 
-from asyncgrpo.rewards.texts import brief, said
+from asyncgrpo.user_code.texts import brief, said
 
 LARGEST_SUM = 1e30
 """Beyond any use, and small enough that nothing computed from rewards overflows."""

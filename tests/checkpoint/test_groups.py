@@ -15,6 +15,7 @@ import pytest
 from disk_cases import largest_file
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
+from safetensors import numpy as tensors
 
 from asyncgrpo.checkpoint.groups import read_groups, read_replayable, write_groups, write_replayable
 from asyncgrpo.errors import CheckpointError
@@ -34,11 +35,14 @@ def samples(draw: st.DrawFn) -> Sample:
         return draw(st.lists(elements, min_size=count, max_size=count))
 
     int32 = st.integers(-(2**31), 2**31 - 1)
+    sampled = np.array([index == 0 or is_sampled for index, is_sampled in enumerate(numbers(st.booleans()))], np.bool_)
+    before = np.maximum.accumulate(np.where(sampled, np.arange(count), 0))
     return Sample(
         completion=Completion(
             token_ids=np.array(numbers(int32), np.int32),
-            behaviour_logprobs=np.array(numbers(st.floats(width=32)), np.float32),
-            versions=np.array(numbers(int32), np.int32),
+            behaviour_logprobs=np.where(sampled, np.array(numbers(st.floats(width=32)), np.float32), np.float32(0)),
+            versions=np.array(numbers(int32), np.int32)[before] if count else [],
+            sampled=sampled,
             finish_reason=draw(st.sampled_from(("stop", "length"))),  # type: ignore[arg-type]
             engine=draw(names),
             started_at=draw(any_float),
@@ -89,7 +93,7 @@ def exact(group: Group) -> tuple[Any, ...]:
             (
                 *(
                     getattr(sample.completion, name).tobytes()
-                    for name in ("token_ids", "behaviour_logprobs", "versions")
+                    for name in ("token_ids", "behaviour_logprobs", "versions", "sampled")
                 ),
                 *(sample.completion.finish_reason, sample.completion.engine, sample.text, bits(sample.reward)),
                 *(bits(sample.completion.started_at), bits(sample.completion.finished_at)),
@@ -162,6 +166,39 @@ def one(token_ids: tuple[int, ...] = (5, 6)) -> Group:
         admitted_at=9.0,
         entered_at=13.0,
     )
+
+
+def test_what_was_written_before_there_were_turns_was_all_sampled(tmp_path: Path) -> None:
+    write_groups(tmp_path, "buffer", [one()])
+    file = tmp_path / "buffer.safetensors"
+    stored = tensors.load(file.read_bytes())
+    assert stored.pop("sampled").tolist() == [True]
+    file.write_bytes(tensors.save(stored))
+    (group,) = read_groups(tmp_path, "buffer", prompt_of(one()))
+    assert exact(group) == exact(one())
+
+
+@pytest.mark.parametrize(
+    ("prompt", "opening", "whole"),
+    [
+        ("hi", " there", "hi there"),
+        ([{"role": "user", "content": "hi"}], " there", [{"role": "user", "content": "hi there"}]),
+        (
+            [{"role": "user", "content": "hi"}],
+            [{"role": "user", "content": "you"}],
+            [{"role": "user", "content": "hi"}, {"role": "user", "content": "you"}],
+        ),
+    ],
+)
+def test_a_prompt_that_its_environment_opened_comes_back_as_it_was(
+    prompt: Any, opening: Any, whole: Any, tmp_path: Path
+) -> None:
+    of_dataset = replace(one().prompt, prompt=prompt)
+    opened = replace(of_dataset, prompt=of_dataset.opened(opening), token_ids=(7, 8, 9), opening=opening)
+    write_groups(tmp_path, "buffer", [replace(one(), prompt=opened)])
+    (group,) = read_groups(tmp_path, "buffer", lambda epoch, row: of_dataset)
+    assert group.prompt == opened
+    assert (group.prompt.prompt, group.prompt.token_ids) == (whole, (7, 8, 9))
 
 
 def test_times_are_shifted_to_the_clock_of_another_process(tmp_path: Path) -> None:

@@ -70,7 +70,7 @@ def test_config_prints_what_auto_means_here(tmp_path: Path, capsys: pytest.Captu
     lines = [line.split() for line in text.splitlines()]
     assert ["devices:", "[cpu]", "#", f"{path}:1"] in lines
     assert ["max_model_len:", "356", "#", "auto"] in lines
-    assert [line[-1] for line in lines if line[:1] == ["path:"]] == [f"{path}:3"]
+    assert [line[-1] for line in lines if line[:1] == ["path:"]] == [f"{path}:3", "default"]
     assert not any("auto" in word for line in lines for word in line[1:-1] if line[0] != "resume:")
     again = load_config(written(tmp_path, text))
     assert again.config == resolve(load_config(path).config, Machine.here())

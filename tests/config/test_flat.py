@@ -44,6 +44,7 @@ def other_value(key: str) -> object:
         "evaluation.columns": {"prompt": "question"},
         "evaluation.task_arguments": {"size": 5},
         "data.mix": [{"dataset": "a.jsonl", "weight": 0.5, "columns": {"prompt": "q"}}, {"dataset": "b.jsonl"}],
+        "environment.arguments": {"a": 1},
         "buffer.max_unfinished_groups": 99,
         "engines.max_model_len": 4096,
         "training.num_minibatches": 2,

@@ -35,8 +35,10 @@ def make_sample(
     logprobs: Sequence[float] | None = None,
     finish_reason: FinishReason = "stop",
     version: int | Sequence[int] = 0,
+    sampled: Sequence[bool] | None = None,
 ) -> Sample:
     completion = Completion(
+        sampled=sampled,  # type: ignore[arg-type]
         token_ids=tuple(tokens),
         behaviour_logprobs=tuple(logprobs if logprobs is not None else [-5.0] * len(tokens)),
         versions=(version,) * len(tokens) if isinstance(version, int) else tuple(version),

@@ -14,11 +14,14 @@ def sample(
     text: str = "a completion",
     finish_reason: FinishReason = "stop",
     rewards: Mapping[str, float | None] | None = None,
+    sampled: Sequence[bool] | None = None,
 ) -> Sample:
+    marks = [True] * len(versions) if sampled is None else sampled
     completion = Completion(
         token_ids=tuple(range(10, 10 + len(versions))),
-        behaviour_logprobs=tuple(-0.5 * (i + 1) for i in range(len(versions))),
+        behaviour_logprobs=tuple(-0.5 * (i + 1) if mark else 0.0 for i, mark in enumerate(marks)),
         versions=tuple(versions),
+        sampled=sampled,  # type: ignore[arg-type]
         finish_reason=finish_reason,
         engine="engine-0",
         started_at=1.0,

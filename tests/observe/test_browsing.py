@@ -5,11 +5,13 @@ from typing import Any
 
 import pytest
 from observe_cases import group, sample
+from rich.console import Console
 
 from asyncgrpo.errors import RunFolderError
 from asyncgrpo.observe.browsing import Ranges, Wanted, contrasts, first_of, versions_beside
 from asyncgrpo.observe.recorder import Recorder, rollout_file
 from asyncgrpo.observe.run_folder import RunFolder
+from asyncgrpo.observe.sample_tables import as_texts
 from asyncgrpo.observe.samples import RecordedSample, prompt_text, read_samples
 from asyncgrpo.types import Group, PromptText
 
@@ -55,11 +57,26 @@ def test_a_sample_is_read_with_all_that_is_known_of_it(folder: RunFolder) -> Non
     mixed, dropped = samples[2], samples[4]
     assert mixed == RecordedSample(
         step=2, prompt_id="0-2", group_id=2, sample=0, prompt="Say HELLO", is_conversational=False, completion="2:0",
-        tokens=3, versions={0: 1, 1: 2}, rewards={"length": 2.0}, reward=2.0, advantage=1.0, finish_reason="stop",
-        engine="engine-0", fate="trained", staleness=2, seconds=1.5,
+        tokens=3, given=0, versions={0: 1, 1: 2}, rewards={"length": 2.0}, reward=2.0, advantage=1.0,
+        finish_reason="stop", engine="engine-0", fate="trained", staleness=2, seconds=1.5,
     )  # fmt: skip
     assert (mixed.version, dropped.version) == (1, 0)
     assert (dropped.reward, dropped.advantage, dropped.staleness) == (None, None, None)
+
+
+def test_tokens_that_were_given_are_told_apart(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    folder.rollouts_dir.mkdir()
+    turns = group([sample(1.0, (2, 2, 2, 3), sampled=(True, False, False, True)), sample(0.0, (3,))])
+    Recorder(folder).write_rollouts(1, 3, [turns], [0.5, -0.5])
+    played, plain = read_samples(folder)
+    assert (played.tokens, played.given, played.versions) == (4, 2, {2: 1, 3: 1})
+    assert (plain.tokens, plain.given, plain.versions) == (1, 0, {3: 1})
+    texts = Console(width=200)
+    with texts.capture() as shown:
+        texts.print(*as_texts([played, plain]))
+    assert "4 tokens (2 of them given, not sampled) in 1.5 s" in shown.get()
+    assert "1 tokens in 1.5 s" in shown.get()
 
 
 @pytest.mark.parametrize(

@@ -73,7 +73,7 @@ def test_a_line_each(tmp_path: Path) -> None:
         file.write('{"step": 4, "ti')
     assert [each["step"] for each in read_evaluations(path)] == [0, 2]
     path.write_text("{\n" + json.dumps(failed(2)) + "\n")
-    with pytest.raises(RunFolderError, match="line 1, is not JSON"):
+    with pytest.raises(RunFolderError, match="line 1, is no evaluation's record"):
         read_evaluations(path)
 
 

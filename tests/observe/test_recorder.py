@@ -9,6 +9,7 @@ from disk_cases import largest_file
 from observe_cases import group, measures, report, sample
 
 from asyncgrpo.errors import RunFolderError
+from asyncgrpo.observe.recorded_groups import read_trained_groups
 from asyncgrpo.observe.recorder import ROLLOUT_SCHEMA, Recorder, read_metrics
 from asyncgrpo.observe.run_folder import RunFolder
 from asyncgrpo.observe.steps import step_record
@@ -85,6 +86,7 @@ def test_rollouts_are_read_back(folder: RunFolder) -> None:
         "token_ids": [10, 11],
         "behaviour_logprobs": [-0.5, -1.0],
         "versions": [1, 2],
+        "sampled": [True, True],
         "rewards": [("exact", 1.0), ("form", None)],
         "reward": 1.0,
         "extra": None,
@@ -103,6 +105,23 @@ def test_rollouts_are_read_back(folder: RunFolder) -> None:
     assert (third["step"], third["version"], third["advantage"], third["staleness_max"]) == (None, None, None, None)
     assert (third["fate"], third["prompt"], third["conversational"]) == ("dropped:stale", "Say hi", False)
     assert [entry.name for entry in folder.rollouts_dir.iterdir()] == ["step_000003.parquet"]
+
+
+def test_tokens_between_turns_come_back_as_they_were(folder: RunFolder) -> None:
+    turns = sample(1.0, (1, 1, 1, 2), sampled=(True, False, False, True))
+    given = group([turns, sample(0.0, (2,))])
+    path = Recorder(folder).write_rollouts(1, 2, [given], [0.5, -0.5])
+    assert pq.read_table(path)["sampled"].to_pylist() == [[True, False, False, True], [True]]
+    (again,) = read_trained_groups(folder, 1)
+    assert [each.completion for each in again.samples] == [each.completion for each in given.samples]
+
+
+def test_a_file_from_before_there_were_turns_is_read_as_all_sampled(folder: RunFolder) -> None:
+    given = group([sample(1.0, (1, 2)), sample(0.0, (2,))])
+    path = Recorder(folder).write_rollouts(1, 2, [given], [0.5, -0.5])
+    pq.write_table(pq.read_table(path).drop_columns(["sampled"]), path)
+    (again,) = read_trained_groups(folder, 1)
+    assert [each.completion for each in again.samples] == [each.completion for each in given.samples]
 
 
 def test_groups_left_over_are_written_once(folder: RunFolder) -> None:

@@ -139,3 +139,11 @@ def test_impossible_steps_are_refused() -> None:
         step_record(4, [], 3, report(), measures())
     with pytest.raises(ValueError, match="sampled by version 5, but the learner has 4"):
         step_record(5, [group([sample(1.0, (5,)), sample(0.0, (4,))])], 4, report(), measures())
+
+
+def test_tokens_between_turns_are_of_the_completion_and_of_no_policy() -> None:
+    turns = sample(1.0, (1, 1, 1, 2), sampled=(True, False, False, True))
+    record = step_record(1, [group([turns, sample(0.0, (2,))])], 2, report(), measures())
+    assert (record["tokens_trained"], record["completion_tokens_max"]) == (3, 4)
+    assert (record["staleness_tokens/0"], record["staleness_tokens/1"]) == (2, 1)
+    assert record["staleness_mean"] == pytest.approx(1 / 3)

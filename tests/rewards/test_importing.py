@@ -142,6 +142,15 @@ def test_a_file_that_cannot_be_run(tmp_path: Path, source: str, message: str) ->
         from_config([section(f"{tmp_path / 'broken.py'}:f")])
 
 
+def test_the_environments_own_reward() -> None:
+    (own,) = from_config([section("environment")])
+    assert (own.name, own.call(environment_reward=[1.0, None])) == ("environment", [1.0, None])
+    with pytest.raises(ConfigError, match="reward 'environment' takes no argument 'x'; it takes environment_reward"):
+        from_config([section("environment", arguments={"x": 1})])
+    with pytest.raises(ConfigError, match=r"or a built-in one: .*, environment; did you mean environment\?"):
+        from_config([section("enviroment")])
+
+
 def test_no_rewards_at_all() -> None:
     with pytest.raises(ConfigError, match="no reward function is given"):
         from_config([])

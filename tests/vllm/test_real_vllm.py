@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pyarrow.parquet as pq
@@ -20,6 +21,7 @@ from asyncgrpo.config.loading import load_config
 from asyncgrpo.generation.client import EngineClient
 from asyncgrpo.launch import run_training
 from asyncgrpo.learning.client import LearnerClient
+from asyncgrpo.observe.recorder import read_metrics
 from asyncgrpo.testing import contract
 from asyncgrpo.testing.tiny import addition_rows, make_tiny_model, write_rows
 from asyncgrpo.types import Completion
@@ -76,25 +78,13 @@ def test_a_run_trains_on_a_real_server(tmp_path: Path) -> None:
     (tmp_path / "rewards.py").write_text(
         "def short(completions, **columns):\n    return [-len(c) for c in completions]\n"
     )
-    config = tmp_path / "run.yaml"
-    config.write_text(
-        json.dumps(
-            {
-                "run": {"output_dir": str(tmp_path / "run")},
-                "model": {"path": str(folder)},
-                "data": {"dataset": str(tmp_path / "rows.jsonl")},
-                "rewards": [{"path": f"{tmp_path}/rewards.py:short"}],
-                "generation": {"num_generations": 4, "max_completion_length": 24},
-                "engines": {**CONFIG["engines"], "max_model_len": 128},
-                "training": {"max_steps": 4, "groups_per_step": 2, "learning_rate": 1e-3, "num_iterations": 2},
-                "learner": {"devices": ["cpu"]},
-            }
-        )
-    )
-    before = set(psutil.Process().children(recursive=True))
-    assert run_training(load_config(config)) == 0
-    assert set(psutil.Process().children(recursive=True)) <= before
-    steps = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    sections = {
+        "rewards": [{"path": f"{tmp_path}/rewards.py:short"}],
+        "generation": {"num_generations": 4, "max_completion_length": 24},
+        "engines": {**CONFIG["engines"], "max_model_len": 128},
+        "training": {"max_steps": 4, "groups_per_step": 2, "learning_rate": 1e-3, "num_iterations": 2},
+    }
+    steps = trained(folder, tmp_path, **sections)
     assert [step["step"] for step in steps] == [1, 2, 3, 4]
     assert max(step["staleness_max"] for step in steps) <= 1
     assert steps[0]["learner/ratio/first_update_max_deviation"] == 0
@@ -108,6 +98,56 @@ def test_a_run_trains_on_a_real_server(tmp_path: Path) -> None:
     final = tmp_path / "run" / "final_model"
     with serving(resolved(final), final, tmp_path) as engine:
         asyncio.run(contract.check_logprobs(engine.spec.url, final))
+
+
+ENVIRONMENT = """
+from asyncgrpo.environments import Turn
+
+class Again:
+    def step(self, answer):
+        return Turn(messages="Once more.", done=answer.turn == 2, reward=-len(answer.text) / 10)
+"""
+
+
+def test_a_run_of_two_turns_trains_on_a_real_server(tmp_path: Path) -> None:
+    """Ids and log-probabilities line up over turns: the learner computes those of a second answer behind the first and
+    all that was given in between, and finds the engine's."""
+    folder = make_tiny_model(tmp_path / "model", tied=False, architecture="qwen2")
+    rows = [{"prompt": [{"role": "user", "content": row["prompt"]}]} for row in addition_rows(8)]
+    write_rows(tmp_path / "rows.jsonl", rows)
+    (tmp_path / "again.py").write_text(ENVIRONMENT)
+    sections = {
+        "environment": {"path": f"{tmp_path}/again.py:Again"},
+        "generation": {"num_generations": 8, "max_completion_length": 160},
+        "engines": {**CONFIG["engines"], "max_model_len": 256},
+        "buffer": {"max_staleness": 0},
+        "training": {"max_steps": 2, "groups_per_step": 2, "learning_rate": 1e-3},
+    }
+    steps = trained(folder, tmp_path, **sections)
+    assert [(step["step"], step["staleness_max"]) for step in steps] == [(1, 0), (2, 0)]
+    for step in steps:
+        read = pq.read_table(tmp_path / "run" / "rollouts" / f"step_{step['step']:06}.parquet").to_pylist()
+        assert sum(not all(row["sampled"]) for row in read) >= 4, "answers that ended, and were asked again"
+        assert step["tokens_trained"] == sum(sum(row["sampled"]) for row in read)
+        assert abs(step["policy_kl_nats/behaviour_proximal"]) < 1e-3
+        assert step["importance_weight_mean"] == pytest.approx(1.0, abs=1e-3)
+        assert step["importance_weight_max"] == pytest.approx(1.0, abs=0.02)
+
+
+def trained(model: Path, folder: Path, **sections: object) -> list[dict[str, Any]]:
+    """The step records of a run with an engine and a learner process of its own, by the CLI's path."""
+    config = folder / "run.yaml"
+    base = {
+        "run": {"output_dir": str(folder / "run")},
+        "model": {"path": str(model)},
+        "data": {"dataset": str(folder / "rows.jsonl")},
+        "learner": {"devices": ["cpu"]},
+    }
+    config.write_text(json.dumps(base | sections))
+    before = set(psutil.Process().children(recursive=True))
+    assert run_training(load_config(config)) == 0
+    assert set(psutil.Process().children(recursive=True)) <= before
+    return read_metrics(folder / "run" / "metrics.jsonl")
 
 
 def test_vllms_processes_sleep_while_they_wait_for_each_other() -> None:

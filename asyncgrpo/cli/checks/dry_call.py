@@ -17,7 +17,8 @@ from asyncgrpo.prompts import load_rows
 from asyncgrpo.prompts.stream import reward_columns
 from asyncgrpo.prompts.table import Rows
 from asyncgrpo.rewards import RewardFunction, bound, check_parameters, from_config, score_group, started
-from asyncgrpo.types import Completion, Prompt, Sample
+from asyncgrpo.rewards.functions import ENVIRONMENT_REWARD
+from asyncgrpo.types import Completion, Played, Prompt, Sample
 
 NAME = "reward calls"
 TEXT = "a made-up completion"
@@ -26,9 +27,13 @@ TEXT = "a made-up completion"
 def reward_calls(config: RunConfig) -> Check:
     """Every reward function scores the first row's group of made-up completions, in the threads that runs use."""
     try:
+        has_environment = config.environment.is_used
+        if has_environment and not config.rewards:
+            return Check(NAME, "ok", "none: the reward is the environment's own")
         rows = load_rows(config)
         functions = bound(from_config(config.rewards), config.generation.max_completion_length)
-        check_parameters(functions, set(rows.column_names) - {rows.prompt_column})
+        columns = set(rows.column_names) - {rows.prompt_column}
+        check_parameters(functions, columns | {ENVIRONMENT_REWARD} if has_environment else columns)
     except AsyncGRPOError:
         return Check(NAME, "warn", "not tried, for what the lines above say", "mend these first")
     ids, zeros = np.arange(3), np.zeros(3)
@@ -38,7 +43,8 @@ def reward_calls(config: RunConfig) -> Check:
     count = config.generation.num_generations
     try:
         prompt = _first_prompt(rows)
-        samples = asyncio.run(_score(functions, prompt, [completion] * count, config.learner.start_timeout))
+        played = [Played(completion=completion, prompt=prompt, reward=0.0)] * count
+        samples = asyncio.run(_score(functions, prompt, played, has_environment, config.learner.start_timeout))
     except GroupUnscored as error:
         return Check(NAME, "warn", str(error), f"its groups or samples are dropped then; scored was {TEXT!r}")
     except RewardError as error:
@@ -48,10 +54,11 @@ def reward_calls(config: RunConfig) -> Check:
 
 
 async def _score(
-    functions: Sequence[RewardFunction], prompt: Prompt, completions: Sequence[Completion], timeout: float
+    functions: Sequence[RewardFunction], prompt: Prompt, played: list[Played], has_environment: bool, timeout: float
 ) -> list[Sample]:
+    completions, texts = [each.completion for each in played], [TEXT] * len(played)
     async with started(functions, timeout):
-        return await score_group(functions, prompt, completions, [TEXT] * len(completions))
+        return await score_group(functions, prompt, completions, texts, played=played if has_environment else None)
 
 
 def _first_prompt(rows: Rows) -> Prompt:

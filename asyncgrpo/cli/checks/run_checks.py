@@ -11,13 +11,14 @@ from asyncgrpo.cli.checks.check import Check
 from asyncgrpo.config import RunConfig
 from asyncgrpo.config.resolve import Machine, locate_model, resolve
 from asyncgrpo.config.secrets import masked_url
+from asyncgrpo.environments.building import find_source
 from asyncgrpo.errors import AsyncGRPOError
 from asyncgrpo.forecast import former_model
 from asyncgrpo.generation.spec import check_ports
 from asyncgrpo.observe.run_folder import RunFolder
+from asyncgrpo.playing import check_columns, reward_functions
 from asyncgrpo.preflight import check_former_run, check_metrics_port, check_model_path, check_output_dir
 from asyncgrpo.prompts import load_rows
-from asyncgrpo.rewards import bound, check_parameters, from_config
 
 _CONNECT_TIMEOUT = 2.0
 
@@ -48,11 +49,24 @@ def model(config: RunConfig) -> Check:
     return check
 
 
+def environment(config: RunConfig) -> Check:
+    """The environment and the tools can be imported, and are what a run can play. None is called."""
+
+    def found() -> str:
+        source = find_source(config)
+        if source is None:
+            return "none: a sample is one completion"
+        tools = ", ".join(tool.name for tool in source.tools)
+        return f"{source.name}{f' ({tools})' if tools else ''}, up to {config.environment.max_turns} turns"
+
+    return _verdict("environment", found)
+
+
 def rewards(config: RunConfig) -> Check:
     """Every reward function can be imported, and has what it needs."""
 
     def listed() -> str:
-        functions = bound(from_config(config.rewards), config.generation.max_completion_length)
+        functions = reward_functions(config, find_source(config))
         return ", ".join(f"{function.name} x {function.weight:g}" for function in functions)
 
     return _verdict("rewards", listed)
@@ -66,13 +80,15 @@ def dataset(config: RunConfig) -> Check:
 def columns(config: RunConfig) -> Check:
     """Every column that a reward function requires is there."""
     try:
-        rows, functions = load_rows(config), from_config(config.rewards)
+        rows = load_rows(config)
+        source = find_source(config)
+        functions = reward_functions(config, source)
     except AsyncGRPOError:  # said by the checks of the dataset and of the rewards
         return Check("columns", "warn", "not compared: there is no dataset or no rewards", "mend these first")
 
     def matched() -> str:
         names = set(rows.column_names) - {rows.prompt_column}
-        check_parameters(functions, names)
+        check_columns(functions, source, names)
         return ", ".join(sorted(names)) or "none but the prompt"
 
     return _verdict("columns", matched)

@@ -24,7 +24,7 @@ EVALUATION_FIELDS: Mapping[str, str] = {
     "prompts_unscored": "of them, those that no number counts: no sample was had, or a reward function failed",
     "samples_per_prompt": "k: samples asked for per prompt",
     "samples": "samples that were had and scored",
-    "samples_failed": "samples that engines failed, in no number",
+    "samples_failed": "samples that engines or the environment failed, in no number",
     "samples_unscored": "scored samples to which no reward function applied, in no mean",
     "temperature": "sampling temperature; 0 is greedy",
     "max_completion_length": "most tokens of a completion",
@@ -61,7 +61,9 @@ class EvaluationMetrics:
         self.completion_tokens = gauge("completion_tokens_mean", "Tokens of a held-out completion")
         self.truncated_ratio = gauge("truncated_ratio", "Share of held-out completions that hit the length limit")
         self.samples_failed = Counter(
-            "asyncgrpo_eval_samples_failed", "Samples of evaluations that engines failed", registry=registry
+            "asyncgrpo_eval_samples_failed",
+            "Samples of evaluations that engines or the environment failed",
+            registry=registry,
         )
         self.runs = Counter("asyncgrpo_eval_runs", "Evaluations by outcome", ["outcome"], registry=registry)
         buckets = (0.1, 0.3, 1, 3, 10, 30, 60, 120, 300, 600, 1800, 3600)

@@ -31,10 +31,10 @@ LEARNER_STATES = ("waiting", "training", "snapshot", "checkpoint", "paused")
 GENERATION_STATES = ("idle", "busy")
 """Whether any group is being generated or scored. Idle: every slot is held by a group that is done."""
 
-DROP_REASONS = ("stale", "uniform", "failed", "reward", "resumed", "run_ended")
+DROP_REASONS = ("stale", "uniform", "failed", "environment", "reward", "resumed", "run_ended")
 """Why an admitted group was not trained: over-stale, all rewards equal, a sample or a reward failed, the run ended."""
 
-REISSUE_REASONS = ("stale", "failed", "reward", "resumed")
+REISSUE_REASONS = ("stale", "failed", "environment", "reward", "resumed")
 """Why its prompt comes again: of these, or the run was resumed while the group was in flight."""
 
 REWARD_FAILURES = ("late", "raised", "value")

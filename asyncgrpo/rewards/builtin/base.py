@@ -17,8 +17,8 @@ from pydantic.dataclasses import dataclass
 
 from asyncgrpo.config.problems import expectation
 from asyncgrpo.errors import ConfigError
-from asyncgrpo.rewards.texts import brief
 from asyncgrpo.rewards.values import BadValue
+from asyncgrpo.user_code.texts import brief
 
 Completions = Sequence[str | Sequence[Mapping[str, Any]]]
 """Texts, or for a chat lists of messages."""

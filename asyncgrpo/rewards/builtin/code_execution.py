@@ -16,8 +16,8 @@ from asyncgrpo.concurrency import start_job
 from asyncgrpo.errors import ConfigError
 from asyncgrpo.rewards.builtin.base import Builtin, Completions, arguments, text_of
 from asyncgrpo.rewards.builtin.sandbox import APART, Limits, Ran, kept_apart, run_tests
-from asyncgrpo.rewards.texts import brief
 from asyncgrpo.rewards.values import BadValue
+from asyncgrpo.user_code.texts import brief
 
 _FENCE = re.compile(r"^[ \t]*```[ \t]*([\w+-]*)[^\n]*\n(.*?)(?:^[ \t]*```|\Z)", re.DOTALL | re.MULTILINE)
 _PYTHON = ("python", "py", "python3")

@@ -7,9 +7,8 @@ import pytest
 
 from asyncgrpo.rewards.builtin import BUILTIN
 
-ROWS = dict(
-    re.findall(r"^\| `(\w+)` (\|.*)$", (Path(__file__).parents[3] / "docs" / "rewards.md").read_text(), re.MULTILINE)
-)
+PAGE = (Path(__file__).parents[3] / "docs" / "rewards.md").read_text()
+ROWS = dict(re.findall(r"^\| `(\w+)` (\|.*)$", PAGE.partition("\n## Built-in rewards")[2], re.MULTILINE))
 
 
 @pytest.mark.parametrize("short", BUILTIN)

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from asyncgrpo.rewards.threads import await_aside, call_in_thread
+from asyncgrpo.user_code.threads import await_aside, call_in_thread
 
 HANGS_AT_EXIT = """
 import asyncio, time
-from asyncgrpo.rewards.threads import call_in_thread
+from asyncgrpo.user_code.threads import call_in_thread
 async def main():
     async with asyncio.timeout(0.1):
         await call_in_thread(lambda: time.sleep(60))

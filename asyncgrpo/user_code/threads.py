@@ -15,7 +15,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from asyncgrpo.concurrency import aside, raisable
-from asyncgrpo.rewards.texts import said
+from asyncgrpo.user_code.texts import said
 
 
 async def call_in_thread(function: Callable[[], Any]) -> Any:
