@@ -31,7 +31,16 @@ _TAKEN = {
 }
 """By `from_trl`, under no name of ours."""
 
-_OVERLONG = "get_soft_overlong_punishment"
+_REWARDS: Mapping[str, Mapping[str, Any]] = {
+    "accuracy_reward": {"path": "accuracy"},
+    "reasoning_accuracy_reward": {"path": "reasoning_accuracy"},
+    "think_format_reward": {"path": "think_format"},
+    "get_soft_overlong_punishment": {
+        "path": "soft_overlong",
+        "arguments": {"max_completion_length": 1280, "soft_punish_cache": 256},
+    },
+}
+"""What TRL's script knows by name, with the arguments that it gives."""
 
 
 @dataclass(slots=True)
@@ -111,12 +120,9 @@ def _rewards(rest: dict[str, Any], said: Translation) -> None:
         said.translated["reward_funcs"] = "rewards"
     entries = []
     for index, name in enumerate(functions):
-        if name == _OVERLONG:
-            said.translated.pop("reward_funcs", None)
-            said.left_out["reward_funcs"] = f"{name}: set objective.soft_punish_cache: 256; it is no reward here"
-            continue
-        entry: dict[str, Any] = {"path": ":".join(name.rsplit(".", 1)) if "." in name else f"trl.rewards:{name}"}
-        if "." not in name:
+        entry: dict[str, Any] = dict(_REWARDS.get(name) or {"path": ":".join(name.rsplit(".", 1))})
+        if "." not in name and name not in _REWARDS:
+            entry["path"] = f"trl.rewards:{name}"
             said.notes.append(f"{entry['path']} is TRL's own function, which needs trl installed")
         entries.append(entry | ({"weight": float(weights[index])} if weights else {}))
     if entries:

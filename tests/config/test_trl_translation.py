@@ -109,15 +109,16 @@ def test_rewards() -> None:
     names = ["accuracy_reward", "my_lib.rewards.brevity"]
     said = translate({"reward_funcs": names, "reward_weights": [1, 0.25]})
     assert said.sections["rewards"] == [
-        {"path": "trl.rewards:accuracy_reward", "weight": 1.0},
+        {"path": "accuracy", "weight": 1.0},
         {"path": "my_lib.rewards:brevity", "weight": 0.25},
     ]
     assert said.translated["reward_weights"] == "rewards, weight of each"
     said = translate({"reward_funcs": ["get_soft_overlong_punishment"]})
-    assert said.left_out == {
-        "reward_funcs": "get_soft_overlong_punishment: set objective.soft_punish_cache: 256; it is no reward here"
-    }
-    assert "rewards" not in said.sections
+    arguments = {"max_completion_length": 1280, "soft_punish_cache": 256}
+    assert said.sections["rewards"] == [{"path": "soft_overlong", "arguments": arguments}]
+    said = translate({"reward_funcs": ["another_reward"]})
+    assert said.sections["rewards"] == [{"path": "trl.rewards:another_reward"}]
+    assert said.notes[:1] == ["trl.rewards:another_reward is TRL's own function, which needs trl installed"]
 
 
 def test_adapters() -> None:
