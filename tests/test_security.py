@@ -2,6 +2,7 @@
 
 import ast
 import io
+import re
 import stat
 from collections.abc import Iterator
 from pathlib import Path
@@ -59,12 +60,16 @@ def test_nothing_unpickles_or_evaluates() -> None:
     files = sorted(ROOT.rglob("*.py"))
     assert len(files) > 150
     found = {str(file.relative_to(ROOT)): list(unsafe(file.read_text())) for file in files}
-    assert {file: calls for file, calls in found.items() if calls} == {}
+    # What a model wrote is run, where that is asked for: in a process that a sandbox holds.
+    assert {file: calls for file, calls in found.items() if calls} == {
+        "rewards/builtin/sandbox_program.py": ["exec", "exec"]
+    }
 
 
 def test_yaml_is_read_by_a_safe_loader_only() -> None:
-    readers = [file.name for file in ROOT.rglob("*.py") if "import yaml\n" in file.read_text()]
-    assert readers == ["yaml_text.py"]
+    users = {file.name: file.read_text() for file in ROOT.rglob("*.py") if "import yaml\n" in file.read_text()}
+    assert set(users) == {"yaml_text.py", "model_card.py"}
+    assert set(re.findall(r"\byaml\.\w+", users["model_card.py"])) == {"yaml.safe_dump"}, "it only writes"
     assert "class _CoreLoader(yaml.SafeLoader)" in (ROOT / "config" / "yaml_text.py").read_text()
 
 
