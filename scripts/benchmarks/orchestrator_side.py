@@ -107,7 +107,7 @@ class NoWeights:
         await engine.update_weights({})
         await engine.finish_weight_update(wire_version)
 
-    def discard_before(self, version: int, keep: Collection[int] = ()) -> None:
+    def discard_but(self, keep: Collection[Snapshot]) -> None:
         pass
 
 
