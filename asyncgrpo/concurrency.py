@@ -162,6 +162,9 @@ async def aside(
             tell = partial(done.set_exception, raisable(error))
         else:
             tell, forget = partial(done.set_result, result), partial(unwanted, result)
+        if done.cancelled():  # perhaps with the loop, which then calls nothing any more
+            forget()
+            return
         try:
             loop.call_soon_threadsafe(deliver, tell, forget)
         except RuntimeError:  # the loop is closed: nobody waits any more

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import secrets
 import socket
 import sys
 from collections.abc import Mapping
@@ -51,7 +52,7 @@ def engine_specs(
     """
     specs = []
     for index, device in enumerate(config.engines.devices):
-        port = _port(config.engines.port + index if config.engines.port else 0)
+        port = _port(config.engines.port + index) if config.engines.port else _free_port()
         specs.append(
             EngineSpec(
                 name=f"engine-{index}",
@@ -144,6 +145,17 @@ def check_vllm_installed() -> None:
             'pip install "asyncgrpo[cpu]" and pip uninstall torchvision torchaudio torchcodec, which it brings along '
             "for another torch; or name running servers with engines.urls"
         )
+
+
+def _free_port() -> int:
+    """Not one of those that the system gives to connections: another program could be given it until the engine, which
+    takes seconds to start, listens."""
+    for _ in range(100):
+        try:
+            return _port(20_000 + secrets.randbelow(12_000))
+        except ConfigError:
+            continue
+    return _port(0)
 
 
 def _port(wanted: int) -> int:
