@@ -213,3 +213,21 @@ async def test_a_goal_that_is_reached_at_once_leaves_no_service_waiting_to_begin
     service = asyncio.sleep(1000)
     assert await run_until(at_once(), service) == 3
     assert inspect.getcoroutinestate(service) == inspect.CORO_CLOSED
+
+
+def test_a_result_is_let_go_of_though_the_loop_runs_no_more() -> None:
+    release, let_go = threading.Event(), threading.Event()
+
+    async def give_up() -> None:
+        waiting = asyncio.create_task(aside(lambda: release.wait(30.0), unwanted=lambda result: let_go.set()))
+        await asyncio.sleep(0.05)
+        waiting.cancel()
+        await asyncio.wait({waiting})
+
+    loop = asyncio.new_event_loop()
+    try:
+        loop.run_until_complete(give_up())
+        release.set()
+        assert let_go.wait(30.0)
+    finally:
+        loop.close()

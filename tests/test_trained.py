@@ -181,6 +181,13 @@ def test_another_base_model_under_a_final_adapter_is_refused(
     assert not out.exists()
 
 
+def test_a_damaged_rollout_file_is_not_needed(whole: RunFolder, tmp_path: Path) -> None:
+    run = RunFolder(tmp_path / "run")
+    shutil.copytree(whole.path, run.path)
+    (run.rollouts_dir / "step_000001.parquet").write_bytes(b"garbage")
+    assert find(str(run.path)).is_chat is False
+
+
 def test_of_a_run_that_goes_on_the_newest_checkpoint_is_taken(whole: RunFolder, tmp_path: Path) -> None:
     run = RunFolder(tmp_path / "run")
     shutil.copytree(whole.path, run.path)

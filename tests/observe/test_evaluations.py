@@ -187,3 +187,11 @@ def series(registry: CollectorRegistry) -> dict[str, float]:
 
 def names(registry: CollectorRegistry) -> set[str]:
     return {name for name in series(registry) if "_created" not in name}
+
+
+@pytest.mark.parametrize("damaged", ["{", "[]", "", "{}"])
+def test_a_damaged_record_is_named_before_anything_is_taken_back(damaged: str, tmp_path: Path) -> None:
+    path = tmp_path / "evaluation.jsonl"
+    path.write_text(f'{{"step": 0}}\n{damaged}\n{{"step": 4}}\n')
+    with pytest.raises(RunFolderError, match=r"evaluation.jsonl, line 2, is no evaluation's record"):
+        kept_length(path, 4)
