@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from datetime import UTC, datetime
@@ -17,7 +17,7 @@ from typing import TextIO
 from asyncgrpo.config.secrets import masked
 from asyncgrpo.observe.files import write_error
 
-__all__ = ["log_context", "log_tail", "setup_logging"]
+__all__ = ["counted_logs", "log_context", "log_tail", "setup_logging"]
 
 _TAIL_BYTES = 2**16
 
@@ -63,6 +63,17 @@ def setup_logging(log_file: Path, level: str = "info") -> Iterator[None]:
                 handler.close()
 
 
+@contextmanager
+def counted_logs(count: Callable[[str], None]) -> Iterator[None]:
+    """Tell `count` the level of every line logged inside the block, as `warning`."""
+    logger, counter = logging.getLogger("asyncgrpo"), _Counter(count)
+    logger.addHandler(counter)
+    try:
+        yield
+    finally:
+        logger.removeHandler(counter)
+
+
 def log_tail(path: Path, lines: int = 15) -> str:
     """The last lines of a log that say something, with the path, for an error message."""
     try:
@@ -72,6 +83,15 @@ def log_tail(path: Path, lines: int = 15) -> str:
     except OSError:
         return f"no log at {path}"
     return f"last lines of {path}:\n" + "\n".join(f"    {line}" for line in text.splitlines()[-lines:] or ["(empty)"])
+
+
+class _Counter(logging.Handler):
+    def __init__(self, count: Callable[[str], None]) -> None:
+        super().__init__()
+        self._count = count
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._count(record.levelname.lower())
 
 
 class _LogFile(logging.FileHandler):

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from asyncgrpo.errors import RunFolderError
-from asyncgrpo.observe.logs import log_context, log_tail, setup_logging
+from asyncgrpo.observe.logs import counted_logs, log_context, log_tail, setup_logging
 
 LOG = logging.getLogger("asyncgrpo.orchestrator")
 
@@ -66,3 +66,13 @@ def test_a_log_tail_is_the_last_lines(tmp_path: Path) -> None:
     assert log_tail(log, 3) == f"last lines of {log}:\n    (empty)"
     log.write_text("".join(f"line {i}\n" for i in range(100_000)) + "\n\n")
     assert log_tail(log, 2) == f"last lines of {log}:\n    line 99998\n    line 99999"
+
+
+def test_lines_are_counted_by_level_while_somebody_asks(tmp_path: Path) -> None:
+    seen: list[str] = []
+    with setup_logging(tmp_path / "log", "info"):
+        with counted_logs(seen.append):
+            for level in (logging.DEBUG, logging.INFO, logging.WARNING, logging.ERROR):
+                logging.getLogger("asyncgrpo.somewhere").log(level, "line")
+        logging.getLogger("asyncgrpo.somewhere").error("line")
+    assert seen == ["info", "warning", "error"]
