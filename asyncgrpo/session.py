@@ -26,6 +26,7 @@ from asyncgrpo.generation.startup import start_all
 from asyncgrpo.generation.supervisor import Supervisor
 from asyncgrpo.generation.verify import verify_settings, with_dtype_of
 from asyncgrpo.learning.client import LearnerClient
+from asyncgrpo.observe.discovery import scrape_targets, targets_file
 from asyncgrpo.observe.engines import EngineNews
 from asyncgrpo.observe.logs import counted_logs
 from asyncgrpo.observe.metrics import GENERATION_STATES, LEARNER_STATES, EvaluationMetrics, RunMetrics, run_info
@@ -114,6 +115,9 @@ async def open_session(
             )
         if server.url is not None:
             progress.note(f"metrics at {server.url}/metrics, logs in {folder.logs_dir}")
+        name = config.observe.run_name or folder.path.name
+        targets = scrape_targets(name, server.url, [(client.name, client.url) for client in clients])
+        stack.enter_context(targets_file(config.observe.targets_dir, name, targets))
         config = await _check_running(clients[len(managed) :], config, backend)
         job = replace(job, config=config)
         learner = make_learner(config, folder.logs_dir)

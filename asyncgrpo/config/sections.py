@@ -287,6 +287,8 @@ class ObserveSection(Section):
     """Environment variable with the token that /metrics then wants, as `Authorization: Bearer TOKEN`."""
     metrics_port: Annotated[int, Field(ge=-1, le=65535)] = 0
     """Port of /metrics. 0 picks a free one, -1 turns it off."""
+    targets_dir: str | None = None
+    """Folder for a file by which Prometheus finds the run and its engines, while it lives. Absent: none is written."""
     save_rollouts: bool = True
     """Write every sample to rollouts/*.parquet."""
     rollouts_keep_steps: PositiveInt | None = None
