@@ -92,7 +92,8 @@ def retrain(
     with ExitStack() as stack:
         folder = stack.enter_context(RunFolder.create(config.run.output_dir))
         write_text(folder.config_file, render_config(loaded))
-        stack.enter_context(setup_logging(folder.log_file, config.observe.log_level))
+        json_run = folder.path.name if config.observe.log_format == "json" else None
+        stack.enter_context(setup_logging(folder.log_file, config.observe.log_level, json_run=json_run))
         return asyncio.run(_train(source, steps, config, folder, on_step))
 
 

@@ -53,7 +53,8 @@ FREE: frozenset[str] = frozenset().union(
     _keys(
         "observe",
         "metrics_host metrics_port metrics_token_env targets_dir save_rollouts rollouts_keep_steps rollouts_max_gib "
-        "write_timeout trackers project run_name tracker_timeout stall_report_seconds log_level",
+        "write_timeout trackers project run_name tracker_timeout stall_report_seconds log_level log_format "
+        "webhook_env",
     ),
     _keys(
         "guards",

@@ -311,3 +311,7 @@ class ObserveSection(Section):
     buffer.stall_timeout, if that is less. Ends nothing."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     """Level of logs/orchestrator.log."""
+    log_format: Literal["text", "json"] = "text"
+    """Of logs/orchestrator.log: lines to read, or an object of JSON each, with run, step and version."""
+    webhook_env: str | None = None
+    """Environment variable with a URL that is told, as JSON, how the run ended: finished, interrupted or failed."""

@@ -5,6 +5,7 @@ Only the `asyncgrpo` logger is touched, so a program that uses the package keeps
 
 from __future__ import annotations
 
+import json
 import logging
 import sys
 from collections.abc import Callable, Iterator
@@ -37,8 +38,12 @@ def log_context(*, step: int | None = None, version: int | None = None) -> Itera
 
 
 @contextmanager
-def setup_logging(log_file: Path, level: str = "info") -> Iterator[None]:
-    """Log to `log_file` inside the block, from `level` on. Raises RunFolderError if the file cannot be opened."""
+def setup_logging(log_file: Path, level: str = "info", *, json_run: str | None = None) -> Iterator[None]:
+    """Log to `log_file` inside the block, from `level` on.
+
+    json_run: name of the run; a line of the file is then an object of JSON.
+    Raises RunFolderError if the file cannot be opened.
+    """
     logger = logging.getLogger("asyncgrpo")
     try:
         to_file: logging.Handler = _LogFile(log_file, encoding="utf-8", errors="backslashreplace")
@@ -49,6 +54,8 @@ def setup_logging(log_file: Path, level: str = "info") -> Iterator[None]:
         handler.addFilter(_add_context)
         handler.setFormatter(_Formatter())
         logger.addHandler(handler)
+    if json_run is not None:
+        to_file.setFormatter(_JsonFormatter(json_run))
     before = logger.level, logger.propagate
     logger.setLevel(level.upper())
     logger.propagate = False
@@ -124,7 +131,34 @@ class _Formatter(logging.Formatter):
         return masked(super().format(record))
 
     def formatTime(self, record: logging.LogRecord, datefmt: str | None = None) -> str:
-        return f"{datetime.fromtimestamp(record.created, UTC):%Y-%m-%dT%H:%M:%S}.{int(record.msecs):03d}Z"
+        return _stamp(record)
+
+
+class _JsonFormatter(logging.Formatter):
+    """`{"time": "2026-11-29T22:26:37.123Z", "level": "info", "run": "first", "step": 3, "version": 2, "logger": …,
+    "message": …}`, and a `traceback` where there is one."""
+
+    def __init__(self, run: str) -> None:
+        super().__init__()
+        self._run = run
+
+    def format(self, record: logging.LogRecord) -> str:
+        fields = {
+            "time": _stamp(record),
+            "level": record.levelname.lower(),
+            "run": self._run,
+            "step": _step.get(),
+            "version": _version.get(),
+            "logger": record.name,
+            "message": masked(record.getMessage()),
+        }
+        if record.exc_info:
+            fields["traceback"] = masked(self.formatException(record.exc_info))
+        return json.dumps(fields, ensure_ascii=False)
+
+
+def _stamp(record: logging.LogRecord) -> str:
+    return f"{datetime.fromtimestamp(record.created, UTC):%Y-%m-%dT%H:%M:%S}.{int(record.msecs):03d}Z"
 
 
 def _add_context(record: logging.LogRecord) -> bool:
