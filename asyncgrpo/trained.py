@@ -21,8 +21,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import psutil
-import pyarrow as pa
-import pyarrow.parquet as pq
 from safetensors import SafetensorError
 
 from asyncgrpo.checkpoint.store import Checkpoint, CheckpointStore
@@ -34,6 +32,7 @@ from asyncgrpo.config.resolve import locate_model
 from asyncgrpo.errors import CheckpointError, ConfigError, RunFolderError
 from asyncgrpo.learning.export import ADAPTER_FOLDER
 from asyncgrpo.observe.files import sync_directory, sync_tree, write_error
+from asyncgrpo.observe.rollout_files import read_rollouts
 from asyncgrpo.observe.run_folder import RunFolder
 from asyncgrpo.prompts.encoding import load_tokenizer
 
@@ -185,8 +184,8 @@ def _trained_on_chats(folder: RunFolder) -> bool | None:
     """By what was recorded of its prompts."""
     for file in sorted(folder.rollouts_dir.glob("step_*.parquet")):
         try:
-            rows = pq.read_table(file, columns=["conversational"])
-        except (OSError, pa.ArrowException):  # damaged, or removed just now; another will tell
+            rows = read_rollouts(file, ["conversational"])
+        except (OSError, RunFolderError):  # removed just now, or damaged; another will tell
             continue
         if len(rows):
             return bool(rows["conversational"][0].as_py())

@@ -8,6 +8,8 @@ import json
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
+from asyncgrpo.cli.arguments import positive
+
 if TYPE_CHECKING:
     from asyncgrpo.trained import Trained
     from asyncgrpo.types import PromptText
@@ -30,9 +32,9 @@ def add(commands: Any) -> None:
     parser.add_argument("source", metavar="RUN_OR_MODEL", help="folder of a run, of a model or adapter, or a hub name")
     parser.add_argument("config", metavar="CONFIG.yaml", nargs="?", help="its data and generation, not the run's")
     parser.add_argument("--prompt", action="append", metavar="TEXT", help="complete this; may be given several times")
-    parser.add_argument("--rows", type=_count, default=ROWS, metavar="N", help=f"rows of the dataset [{ROWS}]")
-    parser.add_argument("--n", type=_count, default=1, metavar="N", help="completions of each prompt [1]")
-    parser.add_argument("--step", type=int, metavar="N", help="the checkpoint of step N of the run")
+    parser.add_argument("--rows", type=positive, default=ROWS, metavar="N", help=f"rows of the dataset [{ROWS}]")
+    parser.add_argument("--n", type=positive, default=1, metavar="N", help="completions of each prompt [1]")
+    parser.add_argument("--step", type=positive, metavar="N", help="the checkpoint of step N of the run")
     parser.add_argument("--json", action="store_true", help="one line of JSON per prompt")
     parser.set_defaults(run=run)
 
@@ -83,13 +85,6 @@ def _show(prompt: PromptText, texts: Sequence[str]) -> None:
         print(f"{message['role']}: {message['content']}")
     for text in texts:
         print(f"> {text}", flush=True)
-
-
-def _count(text: str) -> int:
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"{text} is not a number of at least 1")
-    return value
 
 
 _DESCRIPTION = """\

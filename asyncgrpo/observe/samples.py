@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from asyncgrpo.errors import RunFolderError
 from asyncgrpo.observe.recorder import step_of_rollouts
+from asyncgrpo.observe.rollout_files import read_rollouts
 from asyncgrpo.observe.run_folder import RunFolder
 
 __all__ = ["RecordedSample", "Row", "prompt_text", "read_samples"]
@@ -94,8 +94,8 @@ def read_samples(
             wanted = _wanted(path, step, rows)
         except FileNotFoundError:  # observe.rollouts_keep_steps has removed it since
             continue
-        except (OSError, pa.ArrowException) as error:
-            on_unreadable(f"{path} is left out: {' '.join(str(error).split())}")
+        except RunFolderError as error:
+            on_unreadable(f"{error}; it is left out")
             continue
         for row in wanted:
             yield _sample(row)
@@ -107,7 +107,7 @@ def _files(folder: RunFolder) -> list[tuple[int | None, Path]]:
 
 
 def _wanted(path: Path, step: int | None, rows: Callable[[Row], bool]) -> list[dict[str, Any]]:
-    table = pq.read_table(path)
+    table = read_rollouts(path)
     light = table.drop_columns([name for name in _HEAVY if name in table.column_names])
     here = {"step": step}
     chosen = {index: row for index, row in enumerate(_plain(light)) if rows(row | here)}

@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from asyncgrpo.cli.main import main
@@ -101,7 +103,21 @@ def test_a_torn_last_file_is_named_and_left_out(run: str, capsys: pytest.Capture
     assert main(["rollouts", run]) == 0
     captured = capsys.readouterr()
     assert "one two" in captured.out
-    assert captured.err.startswith(f"warning: {run}/rollouts/step_000002.parquet is left out: ")
+    assert captured.err.startswith(f"warning: cannot read {run}/rollouts/step_000002.parquet: ")
+
+
+def test_a_table_of_something_else_is_named_and_left_out(run: str, capsys: pytest.CaptureFixture[str]) -> None:
+    for step, column in ((3, "group_id"), (4, "prompt")):
+        path = rollout_file(RunFolder(run), step)
+        table = pq.read_table(rollout_file(RunFolder(run), 1))
+        place = table.column_names.index(column)
+        odd = pa.array([True] * len(table))
+        pq.write_table(table.drop_columns([column]) if step == 3 else table.set_column(place, column, odd), path)
+    assert main(["rollouts", run, "--json"]) == 0
+    said = capsys.readouterr()
+    assert len(said.out.splitlines()) == 4
+    assert "step_000003.parquet is no file of rollouts: it has no column group_id; it is left out" in said.err
+    assert "step_000004.parquet is no file of rollouts: its column prompt is of type bool; it is left out" in said.err
 
 
 def test_nothing_found(run: str, capsys: pytest.CaptureFixture[str]) -> None:

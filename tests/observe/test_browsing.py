@@ -129,7 +129,8 @@ def test_a_torn_file_costs_its_own_samples(folder: RunFolder) -> None:
     samples = list(read_samples(folder, on_unreadable=unread.append))
     assert [s.completion for s in samples] == ["1:0", "1:1", "4:0"]
     (said,) = unread
-    assert said.startswith(f"{path} is left out: ")
+    assert said.startswith(f"cannot read {path}: ")
+    assert said.endswith("; it is left out")
     assert "\n" not in said
 
 
