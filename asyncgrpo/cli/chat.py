@@ -40,9 +40,14 @@ def run(arguments: argparse.Namespace, overrides: Sequence[str]) -> int:
     from transformers import TextStreamer
 
     from asyncgrpo.learning.answering import complete, place
+    from asyncgrpo.observe.visible import visible
     from asyncgrpo.prompts.encoding import encode, with_system_prompt
 
-    config = trained.config
+    class Streamer(TextStreamer):  # type: ignore[misc]  # transformers is untyped
+        def on_finalized_text(self, text: str, stream_end: bool = False) -> None:
+            print(visible(text), flush=True, end="\n" if stream_end else "")
+
+    config = trained.as_prompted()
     has_turns = config.data.system_prompt is not None or (
         trained.is_chat is not False and bool(tokenizer.chat_template)
     )
@@ -53,7 +58,7 @@ def run(arguments: argparse.Namespace, overrides: Sequence[str]) -> int:
 
     def answer(history: Sequence[dict[str, str]]) -> str:
         prompt = with_system_prompt(list(history) if has_turns else history[-1]["content"], config.data.system_prompt)
-        streamer = TextStreamer(tokenizer, skip_prompt=True, skip_special_tokens=True)
+        streamer = Streamer(tokenizer, skip_prompt=True, skip_special_tokens=True)
         (tokens,) = complete(model, tokenizer, encode(prompt, tokenizer, config, "chat"), config, streamer=streamer)
         return str(tokenizer.decode(tokens, skip_special_tokens=True))
 

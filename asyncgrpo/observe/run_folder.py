@@ -116,7 +116,7 @@ class RunFolder:
             ) from error
         for directory in (self.rollouts_dir, self.logs_dir):
             directory.mkdir(exist_ok=True)
-        # Its own random end tells it from the same start of a copy of the folder, which may publish to the same engines.
+        # Its random end tells it from the same start of a copy of the folder, which may publish to the same engines.
         write_text(self.incarnation_file, f"{name}.{following}-{secrets.token_hex(2)}\n")
 
     def _fill(self) -> None:

@@ -1,6 +1,6 @@
 import re
-import signal
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
