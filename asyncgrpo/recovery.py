@@ -143,6 +143,7 @@ class Training:
     def _prepared(self, saved: Captured | None) -> Orchestrator:
         orchestrator = Orchestrator(self._session, saved)
         orchestrator.stop, orchestrator.on_step = self.stop, self._on_step
+        self._session.metrics.begins_at(orchestrator.steps_done)
         return orchestrator
 
 

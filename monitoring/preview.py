@@ -95,9 +95,7 @@ def _timeseries(axes: Any, panel: Panel, view: View) -> bool:
     axes.grid(alpha=0.25)
     axes.margins(y=0.08)
     if panel.minimum is not None:
-        axes.set_ylim(bottom=panel.minimum)
-    if panel.maximum is not None:
-        axes.set_ylim(top=1.04 * panel.maximum)
+        _bound(axes, panel, lines)
     if lines:
         axes.legend(
             fontsize=6, loc="upper center", bbox_to_anchor=(0.45, -0.16), ncols=min(4, len(lines)), frameon=False
@@ -105,6 +103,15 @@ def _timeseries(axes: Any, panel: Panel, view: View) -> bool:
     else:
         _say_empty(axes, panel)
     return bool(lines)
+
+
+def _bound(axes: Any, panel: Panel, lines: Sequence[tuple[str, Series]]) -> None:
+    """From just below the minimum, so that a line at 0 is seen, to just above the maximum or the data."""
+    assert panel.minimum is not None
+    drawn = [value for _, series in lines for _, value in series.points if math.isfinite(value)]
+    highest = axes.get_ylim()[1] if panel.stack else max(drawn, default=1.0)
+    span = (highest if panel.maximum is None else panel.maximum) - panel.minimum or 1.0
+    axes.set_ylim(panel.minimum - 0.04 * span, panel.minimum + 1.06 * span)
 
 
 def _stack(axes: Any, lines: Sequence[tuple[str, Series]]) -> None:

@@ -44,7 +44,7 @@ def engine(model: Path, seed: int) -> Iterator[str]:
     ready, done = threading.Event(), threading.Event()
 
     async def serve() -> None:
-        async with FakeEngine(model, token_seconds=TOKEN_SECONDS, seed=seed, records=False) as fake:
+        async with FakeEngine(model, token_seconds=TOKEN_SECONDS, seed=seed, kv_blocks=96, records=False) as fake:
             started.append(fake.url)
             ready.set()
             await asyncio.to_thread(done.wait)

@@ -282,3 +282,10 @@ def test_runs_of_equal_settings_are_told_as_such(tmp_path: Path) -> None:
     assert run_info(elsewhere, tmp_path / "second") == {**first, "folder": str(tmp_path / "second")}
     other = config.model_copy(update={"training": config.training.model_copy(update={"learning_rate": 1e-3})})
     assert run_info(other, tmp_path / "first")["settings"] != first["settings"]
+
+
+def test_a_run_that_goes_on_shows_where() -> None:
+    metrics = run_metrics()
+    metrics.begins_at(7)
+    shown = series(metrics)
+    assert (shown["asyncgrpo_learner_step"], shown['asyncgrpo_policy_version{holder="learner"}']) == (7, 7)

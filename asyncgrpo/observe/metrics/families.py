@@ -66,6 +66,11 @@ class RunMetrics(ReplayMetrics):
         self.evaluation: EvaluationMetrics | None = None
         """Set for a run that has evaluations."""
 
+    def begins_at(self, step: int) -> None:
+        """Steps go on from here: after a resume, or a way back to a checkpoint."""
+        self.learner.begins_at(step)
+        self.engines.trained(step)
+
     def observe_step(self, record: StepRecord) -> None:
         """Take over what a step record says."""
         self.learner.observe(record)

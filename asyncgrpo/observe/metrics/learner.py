@@ -61,6 +61,10 @@ class LearnerMetrics:
         self.rollbacks = make.counter("rollbacks", "Times a guard had the run go back to a checkpoint")
         self._reported = _gauges(make)
 
+    def begins_at(self, step: int) -> None:
+        """It has trained so many."""
+        self._step.set(step)
+
     def observe(self, record: StepRecord) -> None:
         """Take over what a record says of the learner. Absent and non-finite values leave a gauge as it was."""
         self._step.set(number(record, "step"))
