@@ -37,8 +37,8 @@ RESULTS = Row(
         _curve(
             "Length of samples",
             "Mean tokens of scored samples.",
-            "sum by (run) (rate(asyncgrpo_sample_tokens_sum{RUNS}[$__rate_interval]))"
-            " / (sum by (run) (rate(asyncgrpo_sample_tokens_count{RUNS}[$__rate_interval])) > 0)",
+            "sum by (run) (rate(asyncgrpo_sample_tokens_sum{RUNS}[15m]))"
+            " / (sum by (run) (rate(asyncgrpo_sample_tokens_count{RUNS}[15m])) > 0)",
             "none",
         ),
         _curve(

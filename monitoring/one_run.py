@@ -5,6 +5,8 @@ from __future__ import annotations
 
 from panels import Dashboard, Panel, Query, Row
 
+# What is counted once a step is averaged over 15 minutes: Grafana's own interval may hold no step.
+
 TILES = Row(
     title="At a glance",
     panels=(
@@ -137,12 +139,12 @@ LEARNING = Row(
             queries=(
                 Query(
                     expr="histogram_quantile(0.5, sum by (le)"
-                    ' (rate(asyncgrpo_sample_tokens_bucket{run="$run"}[$__rate_interval])))',
+                    ' (rate(asyncgrpo_sample_tokens_bucket{run="$run"}[15m])))',
                     legend="median",
                 ),
                 Query(
                     expr="histogram_quantile(0.95, sum by (le)"
-                    ' (rate(asyncgrpo_sample_tokens_bucket{run="$run"}[$__rate_interval])))',
+                    ' (rate(asyncgrpo_sample_tokens_bucket{run="$run"}[15m])))',
                     legend="p95",
                 ),
                 Query(expr='asyncgrpo_eval_completion_tokens_mean{run="$run"}', legend="held-out mean"),
@@ -309,14 +311,14 @@ TIME = Row(
             description="Mean, end to end; and the learner's computing in it by part.",
             queries=(
                 Query(
-                    expr='rate(asyncgrpo_step_duration_seconds_sum{run="$run"}[$__rate_interval])'
-                    ' / (rate(asyncgrpo_step_duration_seconds_count{run="$run"}[$__rate_interval]) > 0)',
+                    expr='rate(asyncgrpo_step_duration_seconds_sum{run="$run"}[15m])'
+                    ' / (rate(asyncgrpo_step_duration_seconds_count{run="$run"}[15m]) > 0)',
                     legend="step",
                 ),
                 Query(
-                    expr='sum by (part) (rate(asyncgrpo_learner_training_seconds_total{run="$run"}[$__rate_interval]))'
+                    expr='sum by (part) (rate(asyncgrpo_learner_training_seconds_total{run="$run"}[15m]))'
                     " / on () group_left ()"
-                    ' (sum(rate(asyncgrpo_step_duration_seconds_count{run="$run"}[$__rate_interval])) > 0)',
+                    ' (sum(rate(asyncgrpo_step_duration_seconds_count{run="$run"}[15m])) > 0)',
                     legend="{{part}}",
                 ),
             ),
@@ -385,8 +387,8 @@ FLOW = Row(
             description="Mean seconds: from admission to the buffer, of that scoring, and in the buffer.",
             queries=tuple(
                 Query(
-                    expr=f'rate(asyncgrpo_{name}_seconds_sum{{run="$run"}}[$__rate_interval])'
-                    f' / (rate(asyncgrpo_{name}_seconds_count{{run="$run"}}[$__rate_interval]) > 0)',
+                    expr=f'rate(asyncgrpo_{name}_seconds_sum{{run="$run"}}[15m])'
+                    f' / (rate(asyncgrpo_{name}_seconds_count{{run="$run"}}[15m]) > 0)',
                     legend=legend,
                 )
                 for name, legend in (
@@ -482,8 +484,8 @@ FRESHNESS = Row(
             description="Mean, until a version is on every engine. Engines generate for all but a part of it.",
             queries=(
                 Query(
-                    expr='rate(asyncgrpo_publish_duration_seconds_sum{run="$run"}[$__rate_interval])'
-                    ' / (rate(asyncgrpo_publish_duration_seconds_count{run="$run"}[$__rate_interval]) > 0)',
+                    expr='rate(asyncgrpo_publish_duration_seconds_sum{run="$run"}[15m])'
+                    ' / (rate(asyncgrpo_publish_duration_seconds_count{run="$run"}[15m]) > 0)',
                     legend="publish",
                 ),
             ),
@@ -493,9 +495,7 @@ FRESHNESS = Row(
         Panel(
             title="Weights published",
             description="Bytes per second.",
-            queries=(
-                Query(expr='rate(asyncgrpo_published_bytes_total{run="$run"}[$__rate_interval])', legend="weights"),
-            ),
+            queries=(Query(expr='rate(asyncgrpo_published_bytes_total{run="$run"}[15m])', legend="weights"),),
             unit="Bps",
             minimum=0,
         ),
