@@ -7,7 +7,7 @@ import os
 import secrets
 import socket
 import sys
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -50,9 +50,11 @@ def engine_specs(
 
     Raises ConfigError for a port that is taken, or for arguments that contradict the rest of the configuration.
     """
-    specs = []
+    specs: list[EngineSpec] = []
+    ports: set[int] = set()
     for index, device in enumerate(config.engines.devices):
-        port = _port(config.engines.port + index) if config.engines.port else _free_port()
+        port = _port(config.engines.port + index) if config.engines.port else _free_port(ports)
+        ports.add(port)
         specs.append(
             EngineSpec(
                 name=f"engine-{index}",
@@ -147,12 +149,15 @@ def check_vllm_installed() -> None:
         )
 
 
-def _free_port() -> int:
+def _free_port(others: Collection[int]) -> int:
     """Not one of those that the system gives to connections: another program could be given it until the engine, which
-    takes seconds to start, listens."""
+    takes seconds to start, listens. Nor one of `others`, where nobody listens yet either."""
     for _ in range(100):
+        port = 20_000 + secrets.randbelow(12_000)
+        if port in others:
+            continue
         try:
-            return _port(20_000 + secrets.randbelow(12_000))
+            return _port(port)
         except ConfigError:
             continue
     return _port(0)

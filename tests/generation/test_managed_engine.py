@@ -134,6 +134,16 @@ def test_each_engine_has_its_own_port_seed_and_log(tmp_path: Path) -> None:
         assert spec.url.endswith(":" + spec.command[spec.command.index("--port") + 1])
 
 
+def test_ports_are_none_that_the_system_gives_to_connections_and_no_two_are_the_same(tmp_path: Path) -> None:
+    """Also among so many that some would be by chance."""
+    specs = engine_specs(configured(engines={"devices": ["cpu"] * 500}), "/models/tiny", tmp_path, "b")
+    ports = {int(spec.url.rpartition(":")[2]) for spec in specs}
+    assert len(ports) == 500
+    assert (min(ports) >= 20_000, max(ports) < 32_000) == (True, True)
+    first_given = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    assert first_given < 32_000 or max(ports) < first_given
+
+
 def test_a_port_that_is_taken_is_refused(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]

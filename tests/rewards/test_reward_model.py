@@ -153,6 +153,18 @@ async def test_a_process_that_ends_fails_who_waits_and_is_started_anew(classifie
     assert scores == pytest.approx(directly(classifier, ["pa"]), abs=1e-5)
 
 
+async def test_a_process_that_is_killed_as_it_starts_is_named(classifier: Path) -> None:
+    with running(classifier) as model:
+        starting = asyncio.create_task(model.start(60.0))
+        await asyncio.sleep(0)
+        [child] = [each for each in psutil.Process().children() if each.status() != psutil.STATUS_ZOMBIE]
+        child.kill()
+        with pytest.raises(
+            RewardError, match=r"^reward model .*classifier: its process ended with code -9: it said"
+        ):
+            await asyncio.wait_for(starting, 20)
+
+
 async def test_nothing_of_it_is_left_after_a_run_or_when_the_orchestrator_is_killed(classifier: Path) -> None:
     functions = from_callables(str(classifier))
     async with started(functions, 60.0):
