@@ -46,6 +46,7 @@ logger = logging.getLogger(__name__)
 PROBE_PROMPTS = 4
 PROBE_TOLERANCE = {"float32": 0.01, "bfloat16": 0.15}
 """Allowed mean |difference| of log-probabilities, nats per token: rounding of the engine's type."""
+MakeLearner = Callable[[RunConfig, Path], LearnerClient]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,7 +78,7 @@ async def open_session(
     folder: RunFolder,
     progress: Progress,
     engine_module: str = VLLM_MODULE,
-    make_learner: Callable[[RunConfig, Path], LearnerClient] = LearnerClient,
+    make_learner: MakeLearner = LearnerClient,
 ) -> AsyncIterator[Session]:
     """Start everything a run needs; at the end nothing of it is left. `engine_module` lets tests start a fake,
     `make_learner` one that trains nothing."""
