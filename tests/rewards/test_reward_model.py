@@ -159,9 +159,7 @@ async def test_a_process_that_is_killed_as_it_starts_is_named(classifier: Path) 
         await asyncio.sleep(0)
         [child] = [each for each in psutil.Process().children() if each.status() != psutil.STATUS_ZOMBIE]
         child.kill()
-        with pytest.raises(
-            RewardError, match=r"^reward model .*classifier: its process ended with code -9: it said"
-        ):
+        with pytest.raises(RewardError, match=r"^reward model .*classifier: its process ended with code -9: it said"):
             await asyncio.wait_for(starting, 20)
 
 
