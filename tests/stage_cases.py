@@ -207,12 +207,8 @@ def _children() -> list[tuple[psutil.Process, list[str]]]:
 def killed_at(model: Path, folder: Path, moments: Sequence[tuple[Stage, int, int]], **sections: Any) -> list[int]:
     """Start a run, kill it at the first moment, start it again, and so on; a moment also names the newest checkpoint
     that is complete by then, 0 for none. How each start ended: -9, if by the kill."""
-<<<<<<< HEAD
-    import transformers.models.qwen2.modeling_qwen2  # noqa: F401  (what every start would import for itself)
-=======
     import datasets  # noqa: F401  (as the others: what every start would import for itself)
     import transformers.models.qwen2.modeling_qwen2  # noqa: F401
->>>>>>> j4
 
     import asyncgrpo.learning.learner
     import asyncgrpo.learning.rank  # noqa: F401
