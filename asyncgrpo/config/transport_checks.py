@@ -16,7 +16,7 @@ RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 LEAST_SLOTS, MOST_SLOTS = 2, 8
 """Adapters that an engine computes with at once (--max-loras): one for requests under way and one for new ones; and
 each takes memory for the largest rank."""
-ENDS = ("lm_head", "embed_tokens", "embed_out", "embed_in", "wte", "wpe", "word_embeddings", "tok_embeddings")
+_ENDS = ("lm_head", "embed_tokens", "embed_out", "embed_in", "wte", "wpe", "word_embeddings", "tok_embeddings")
 """What models call their embeddings and their output head. vLLM adapts them in some architectures, and in others takes
 them for an error, so none is promised."""
 
@@ -79,9 +79,9 @@ def _adapted_end(lora: LoraSection) -> str | None:
     """The first embedding or head that is named by the adapters' targets."""
     targets = lora.lora_target_modules
     if not isinstance(targets, str):
-        return next((name for name in targets if name.rpartition(".")[2] in ENDS), None)
+        return next((name for name in targets if name.rpartition(".")[2] in _ENDS), None)
     try:
-        return next((name for name in ENDS if any(map(re.compile(targets).fullmatch, _paths(name)))), None)
+        return next((name for name in _ENDS if any(map(re.compile(targets).fullmatch, _paths(name)))), None)
     except re.error:
         return None  # the learner says what is wrong with it
 

@@ -16,7 +16,6 @@ from asyncgrpo.config.devices import cores_of, gpu_environment, gpus_of
 from asyncgrpo.config.secrets import secret_of
 from asyncgrpo.config.transport_checks import engine_rank, engine_slots
 from asyncgrpo.errors import ConfigError
-from asyncgrpo.generation.adapted_modules import adapted_modules
 from asyncgrpo.generation.hf_overrides import with_float32_head
 from asyncgrpo.generation.request import RUNTIME_ADAPTERS
 
@@ -105,8 +104,6 @@ def vllm_arguments(
     if config.weights.transport == "lora":
         flags.append("--enable-lora")
         arguments |= {"--max-lora-rank": engine_rank(config.lora), "--max-loras": engine_slots(config)}
-        if modules := adapted_modules(model_path):
-            flags += ["--lora-target-modules", *modules]
     if device.startswith("cuda"):
         arguments["--gpu-memory-utilization"] = engines.gpu_memory_utilization
         arguments["--tensor-parallel-size"] = len(gpus_of(device))

@@ -17,7 +17,6 @@ import pytest
 
 from asyncgrpo.config import RunConfig
 from asyncgrpo.errors import ConfigError, EngineError
-from asyncgrpo.generation.adapted_modules import PLAIN
 from asyncgrpo.generation.client import EngineClient
 from asyncgrpo.generation.server import ManagedEngine
 from asyncgrpo.generation.spec import (
@@ -95,21 +94,11 @@ def test_engines_swap_adapters_where_that_is_how_versions_travel() -> None:
     assert words[words.index("--max-lora-rank") + 1] == "16"
     assert words[words.index("--max-loras") + 1] == "4"
     assert "--enable-lora" in words
-    assert "--lora-target-modules" not in words, "the model is not here"
     assert "--weight-transfer-config" not in words
     assert vllm_environment(config, "cpu:0", {})["VLLM_ALLOW_RUNTIME_LORA_UPDATING"] == "True"
     merged = configured(lora={"lora_r": 9})
     assert "--enable-lora" not in arguments(merged)[1]
     assert vllm_environment(merged, "cpu:0", {})["VLLM_ALLOW_RUNTIME_LORA_UPDATING"] == "False"
-
-
-def test_only_linear_layers_are_made_ready_for_adapters(tiny_model: Path) -> None:
-    config = configured(
-        lora={"lora_r": 9}, weights={"transport": "lora"}, engines={"extra_args": ["--swap-space", "1"]}
-    )
-    words = vllm_arguments(config, str(tiny_model), "cpu:0", 8123, 7, None)
-    first = words.index("--lora-target-modules") + 1
-    assert words[first : first + 8] == [*PLAIN, "--swap-space"]
 
 
 def test_gpus_of_one_engine_are_tensor_parallel() -> None:
