@@ -189,7 +189,7 @@ def _publisher(job: Job, folder: RunFolder, pool: EnginePool, transport: Transpo
     )
 
 
-async def _check_running(clients: Sequence[EngineClient], config: RunConfig, backend: str) -> RunConfig:
+async def _check_running(clients: Sequence[EngineClient], config: RunConfig, backend: str | None) -> RunConfig:
     """Refuse engines that are not there or run with other settings before the model loads, not after.
 
     Returns the configuration with their dtype in place of `auto`.
@@ -201,7 +201,7 @@ async def _check_running(clients: Sequence[EngineClient], config: RunConfig, bac
     return await with_dtype_of(clients, config)
 
 
-async def _verify(config: RunConfig, backend: str, client: EngineClient) -> None:
+async def _verify(config: RunConfig, backend: str | None, client: EngineClient) -> None:
     await verify_settings([client], config, backend)
 
 

@@ -88,6 +88,19 @@ def test_a_float32_head_is_asked_for_where_the_learner_has_one() -> None:
     assert (json.loads(options["--hf-overrides"]), options["--swap-space"]) == ({"head_dtype": "float32"}, "1")
 
 
+def test_engines_swap_adapters_where_that_is_how_versions_travel() -> None:
+    config = configured(lora={"lora_r": 9}, weights={"transport": "lora"}, buffer={"max_staleness": 2})
+    words = vllm_arguments(config, "/models/tiny", "cpu:0", 8123, 7, None)
+    assert words[words.index("--max-lora-rank") + 1] == "16"
+    assert words[words.index("--max-loras") + 1] == "4"
+    assert "--enable-lora" in words
+    assert "--weight-transfer-config" not in words
+    assert vllm_environment(config, "cpu:0", {})["VLLM_ALLOW_RUNTIME_LORA_UPDATING"] == "True"
+    merged = configured(lora={"lora_r": 9})
+    assert "--enable-lora" not in arguments(merged)[1]
+    assert vllm_environment(merged, "cpu:0", {})["VLLM_ALLOW_RUNTIME_LORA_UPDATING"] == "False"
+
+
 def test_gpus_of_one_engine_are_tensor_parallel() -> None:
     config = configured(engines={"gpu_memory_utilization": 0.5})
     options, _ = arguments(config, "cuda:2,3")
