@@ -15,7 +15,8 @@ from pydantic import PositiveFloat, PositiveInt
 from asyncgrpo.concurrency import start_job
 from asyncgrpo.errors import ConfigError
 from asyncgrpo.rewards.builtin.base import Builtin, Completions, arguments, text_of
-from asyncgrpo.rewards.builtin.sandbox import APART, Limits, Ran, kept_apart, run_tests
+from asyncgrpo.rewards.builtin.confined import APART
+from asyncgrpo.rewards.builtin.sandbox import Limits, Ran, kept_apart, run_tests
 from asyncgrpo.rewards.values import BadValue
 from asyncgrpo.user_code.texts import brief
 
@@ -55,7 +56,7 @@ class CodeExecution(Builtin):
     max_files: PositiveInt = 64
     """Files a test may have open."""
     max_processes: PositiveInt = 16
-    """Processes and threads a test may have, where the kernel counts them."""
+    """Processes and threads a test may have, where the kernel counts them for the test alone."""
     workers: PositiveInt | None = None
     """Sandboxes at once, shared by all rewards that ask for as many. Absent: half of the cores."""
     require_isolation: bool = False
