@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 from asyncgrpo.rewards.builtin.confined import confined, say_what_is_not_kept_apart
 from asyncgrpo.rewards.builtin.pipes import Ended, Late, Lines, write_line
@@ -47,6 +47,8 @@ class Ran:
     passed: bool
     """It came to its end in time and raised nothing."""
     late: bool = False
+    left: bool = False
+    """It was not done when the time for all was up."""
     output: str = ""
     """Of a program, the first MiB."""
 
@@ -55,40 +57,44 @@ class SandboxError(RuntimeError):
     """The sandbox did not start: no fault of the code."""
 
 
-def run_tests(code: str, tests: Sequence[Mapping[str, str]], limits: Limits) -> list[Ran]:
+def run_tests(code: str, tests: Sequence[Mapping[str, str]], limits: Limits, until: float = math.inf) -> list[Ran]:
     """One result per test, `{"code": …}` or `{"input": …}` (see `sandbox_program`). A sandbox that the code brought
-    down has failed the tests that were left. Raises SandboxError."""
+    down has failed the tests that were left. At `until`, of the monotonic clock, it is ended. Raises SandboxError."""
     results: list[Ran] = []
-    with _started({"code": code, "tests": list(tests), "limits": asdict(limits)}) as (ready, lines):
+    with contextlib.suppress(Late, Ended), _started(code, tests, limits, until) as (ready, lines):
         if limits.isolate:
             say_what_is_not_kept_apart(ready)
-        with contextlib.suppress(Late, Ended):
-            while len(results) < len(tests):
-                reply = lines.read(time.monotonic() + limits.seconds + START_SECONDS)
-                if "failed" in reply:
-                    raise SandboxError(reply["failed"])
-                results.append(Ran(reply["passed"] and not reply["cut"], reply["late"], reply["output"]))
-    return results + [Ran(False)] * (len(tests) - len(results))
+        while len(results) < len(tests):
+            reply = lines.read(min(until, time.monotonic() + limits.seconds + START_SECONDS))
+            if "failed" in reply:
+                raise SandboxError(reply["failed"])
+            results.append(Ran(reply["passed"] and not reply["cut"], reply["late"], output=reply["output"]))
+    left = time.monotonic() >= until
+    return results + [Ran(False, left=left)] * (len(tests) - len(results))
 
 
 @functools.cache
 def kept_apart() -> tuple[str, ...]:
     """What this machine can keep from the code: of `network`, `processes` and `files`. Raises SandboxError."""
-    with _started({"code": "", "tests": [], "limits": {"isolate": True, "disk": 1 << 20}}) as (ready, _):
+    none = Limits(seconds=1.0, memory=1 << 30, disk=1 << 20, files=64, processes=1)
+    with _started("", [], none) as (ready, _):
         return tuple(ready)
 
 
 @contextlib.contextmanager
-def _started(job: Mapping[str, Any]) -> Iterator[tuple[list[str], Lines]]:
-    """A sandbox that has a job: what it keeps apart, and its replies. Afterwards nothing of it is left. Raises
-    SandboxError."""
-    limits = job["limits"]
-    with confined(PROGRAM, limits["disk"], limits["isolate"]) as process:
+def _started(
+    code: str, tests: Sequence[Mapping[str, str]], limits: Limits, until: float = math.inf
+) -> Iterator[tuple[list[str], Lines]]:
+    """A sandbox that has a job: what it keeps apart, and its replies. Afterwards nothing of it is left. Raises Late at
+    `until`, SandboxError if it does not start otherwise."""
+    with confined(PROGRAM, limits.disk, limits.isolate) as process:
         assert process.stdin is not None and process.stdout is not None
         lines = Lines(process.stdout.fileno())
         try:
-            write_line(process.stdin.fileno(), job)
-            ready = lines.read(time.monotonic() + START_SECONDS)["ready"]
+            write_line(process.stdin.fileno(), {"code": code, "tests": list(tests), "limits": asdict(limits)})
+            ready = lines.read(min(until, time.monotonic() + START_SECONDS))["ready"]
         except (Late, Ended) as error:
+            if isinstance(error, Late) and time.monotonic() >= until:
+                raise
             raise SandboxError(f"the sandbox for code ended at its start, or took over {START_SECONDS:g} s") from error
         yield ready, lines

@@ -153,6 +153,37 @@ def test_a_late_test_is_told_apart_and_those_after_it_run() -> None:
     assert metrics == [("code_execution/late", 1.0)]
 
 
+def test_a_call_ends_in_time_and_gives_back_its_slots(caplog: pytest.LogCaptureFixture) -> None:
+    loops = "while True: pass"
+    reward = CodeExecution(deadline=0.5, workers=1).bound(max_completion_length=8, timeout=10.0)
+    assert isinstance(reward, CodeExecution)
+    assert reward.call_timeout == 8.0
+    metrics: dict[str, float] = {}
+    tests = [["x = 1"] * 100] * 3
+    with caplog.at_level(logging.WARNING):
+        scores = reward(completions=[loops] * 3, tests=tests, log_metric=metrics.__setitem__)
+    # The one that had the slot has failed what was left; those that only waited for it have not.
+    assert sorted(scores, key=str) == [0.0, None, None]
+    assert metrics["code_execution/late"] >= 1
+    assert metrics["code_execution/lost"] == 2
+    assert "2 answers without a verdict (2 unfinished; the call had 8 s for all of them), not scored" in caplog.text
+    assert REWARD(completions=[ADD], tests=["assert add(1, 2) == 3"]) == [1.0]
+
+
+def test_a_test_that_may_take_the_whole_call_is_refused() -> None:
+    with pytest.raises(ConfigError, match="deadline=5 s of one test is not less than the 4 s that a call has for all"):
+        CodeExecution().bound(max_completion_length=8, timeout=5.0)
+
+
+def test_a_test_that_runs_when_the_call_is_over_is_ended_with_it() -> None:
+    reward = CodeExecution(deadline=500.0, workers=1, call_timeout=3.0)
+    assert reward(completions=["while True: pass"], tests=["x = 1"]) == [None]
+    with pytest.raises(RuntimeError, match=r"1 answers without a verdict \(1 unfinished; the call had 3 s"):
+        CodeExecution(deadline=500.0, workers=1, call_timeout=3.0, on_lost="error")(
+            completions=["while True: pass"], tests=["x = 1"]
+        )
+
+
 def test_no_process_stays_behind() -> None:
     code = (
         "import os, time\n"
