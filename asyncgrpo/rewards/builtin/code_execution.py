@@ -17,9 +17,8 @@ from pydantic import PositiveFloat, PositiveInt
 from asyncgrpo.concurrency import start_job
 from asyncgrpo.errors import ConfigError
 from asyncgrpo.rewards.builtin.base import Builtin, Completions, arguments, text_of
-from asyncgrpo.rewards.builtin.confined import APART
 from asyncgrpo.rewards.builtin.judged import NO_LIMIT, WITHIN_CALL, Judged, LogMetric
-from asyncgrpo.rewards.builtin.sandbox import Limits, Ran, kept_apart, run_tests
+from asyncgrpo.rewards.builtin.sandbox import Limits, Ran, demand_isolation, run_tests
 from asyncgrpo.rewards.values import BadValue
 from asyncgrpo.user_code.texts import brief
 
@@ -83,13 +82,8 @@ class CodeExecution(Judged):
         return super().bound(max_completion_length=max_completion_length, timeout=timeout)
 
     def check(self) -> None:
-        if not self.require_isolation:
-            return
-        if missing := [what for what in APART if what not in kept_apart()]:
-            raise ConfigError(
-                f"reward {self.short!r}: this machine cannot keep code from {', '.join(missing)} (it refuses user "
-                "namespaces), and require_isolation is set; allow them, or leave it out"
-            )
+        if self.require_isolation:
+            demand_isolation(self.short)
 
     def __call__(
         self, *, completions: Completions, log_metric: LogMetric | None = None, **columns: Any

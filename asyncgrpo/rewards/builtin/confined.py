@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import logging
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Sequence
 from pathlib import Path
 
 from asyncgrpo.guardian import guardian_command
@@ -22,44 +22,51 @@ ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_
 logger = logging.getLogger(__name__)
 
 
-@contextlib.contextmanager
-def confined(program: Path, disk: int, isolate: bool = True) -> Iterator[subprocess.Popen[bytes]]:
-    """The program's process, or one that passes for it: its pipes, in a folder of its own, where it is kept apart as
-    far as the kernel lets us. It is told by APART what that is.
+class Confined:
+    """A program that runs in a folder of its own, kept apart as far as the kernel lets us; it is told by APART what is.
 
-    Afterwards it and all that it started have ended, and the folder is gone. The guardian sees to that, also if we are
-    killed.
-    disk: bytes it may write to that folder, where files are kept apart.
+    process: it, or one that passes for it, with its pipes. All that it starts ends with it, and with us if we are
+    killed: the guardian sees to that.
     """
-    with contextlib.ExitStack() as stack:
-        folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="asyncgrpo-code-", ignore_cleanup_errors=True))
-        lifeline, ours = os.pipe()
-        stack.enter_context(os.fdopen(lifeline))
-        closing = stack.enter_context(os.fdopen(ours, "w"))
+
+    def __init__(self, program: Path, disk: int, *, isolate: bool = True, sees_our_modules: bool = False) -> None:
+        """disk: bytes it may write to its folder, where files are kept apart. sees_our_modules: it can import whatever
+        we can, not only what is installed."""
+        self._folder = tempfile.mkdtemp(prefix="asyncgrpo-code-")
+        environment = {"HOME": self._folder, "TMPDIR": self._folder, "LANG": "C.UTF-8"} | ONE_THREAD | _passed_on()
+        if sees_our_modules:
+            environment["PYTHONPATH"] = os.pathsep.join(os.path.abspath(each) for each in sys.path)
         apart = [sys.executable, "-I", "-S", str(Path(__file__).with_name("apart.py")), str(disk)] if isolate else []
-        process = stack.enter_context(
-            subprocess.Popen(
-                guardian_command(
-                    lifeline,
-                    *("--grace", "0", "--remove", folder, "--"),
-                    *apart,
-                    *(sys.executable, "-I", str(program)),
-                ),
+        command = [*apart, sys.executable, "-P" if sees_our_modules else "-I", str(program)]
+        lifeline, self._lifeline = os.pipe()
+        try:
+            self.process = subprocess.Popen(
+                guardian_command(lifeline, "--grace", "0", "--remove", self._folder, "--", *command),
                 bufsize=0,
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,
-                cwd=folder,
-                env={"HOME": folder, "TMPDIR": folder, "LANG": "C.UTF-8"} | ONE_THREAD | _passed_on(),
+                cwd=self._folder,
+                env=environment,
                 pass_fds=[lifeline],
                 start_new_session=True,
             )
-        )
-        stack.callback(closing.close)  # the guardian ends everything, then itself; only then is it waited for
-        yield process
+        except BaseException:
+            os.close(self._lifeline)
+            os.rmdir(self._folder)
+            raise
+        finally:
+            os.close(lifeline)
+
+    def end(self) -> None:
+        """Once; then nothing of it is left."""
+        os.close(self._lifeline)  # the guardian ends everything, then itself; only then is it waited for
+        with self.process:
+            pass
+        shutil.rmtree(self._folder, ignore_errors=True)  # a guardian that was killed has left it
 
 
-def say_what_is_not_kept_apart(apart: list[str]) -> None:
+def say_what_is_not_kept_apart(apart: Sequence[str]) -> None:
     """Once."""
     _say_missing(tuple(what for what in APART if what not in apart))
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 import importlib.util
-import os
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -18,9 +17,7 @@ from pydantic import Field, PositiveFloat, PositiveInt
 from asyncgrpo.errors import ConfigError
 from asyncgrpo.rewards.builtin.base import Completions, arguments, as_text, text_of
 from asyncgrpo.rewards.builtin.judged import Judged, LogMetric
-from asyncgrpo.rewards.builtin.workers import Lost, Workers
-
-MOST_WORKERS = 8
+from asyncgrpo.rewards.builtin.workers import Lost, Workers, usual_count
 
 
 @arguments
@@ -94,8 +91,7 @@ class ReasoningAccuracy(Accuracy):
 
 
 def _workers(count: int | None) -> Workers:
-    cores = len(os.sched_getaffinity(0))
-    return _shared(min(MOST_WORKERS, max(1, cores // 2)) if count is None else count)
+    return _shared(usual_count() if count is None else count)
 
 
 @functools.cache

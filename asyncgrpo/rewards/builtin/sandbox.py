@@ -15,7 +15,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from asyncgrpo.rewards.builtin.confined import confined, say_what_is_not_kept_apart
+from asyncgrpo.errors import ConfigError
+from asyncgrpo.rewards.builtin.confined import APART, Confined, say_what_is_not_kept_apart
 from asyncgrpo.rewards.builtin.pipes import Ended, Late, Lines, write_line
 
 PROGRAM = Path(__file__).with_name("sandbox_program.py")
@@ -81,15 +82,26 @@ def kept_apart() -> tuple[str, ...]:
         return tuple(ready)
 
 
+def demand_isolation(reward: str) -> None:
+    """Raise ConfigError where something cannot be kept from the code."""
+    if missing := [what for what in APART if what not in kept_apart()]:
+        raise ConfigError(
+            f"reward {reward!r}: this machine cannot keep code from {', '.join(missing)} (it refuses user "
+            "namespaces), and require_isolation is set; allow them, or leave it out"
+        )
+
+
 @contextlib.contextmanager
 def _started(
     code: str, tests: Sequence[Mapping[str, str]], limits: Limits, until: float = math.inf
 ) -> Iterator[tuple[list[str], Lines]]:
     """A sandbox that has a job: what it keeps apart, and its replies. Afterwards nothing of it is left. Raises Late at
     `until`, SandboxError if it does not start otherwise."""
-    with confined(PROGRAM, limits.disk, limits.isolate) as process:
-        assert process.stdin is not None and process.stdout is not None
-        lines = Lines(process.stdout.fileno())
+    confined = Confined(PROGRAM, limits.disk, isolate=limits.isolate)
+    process = confined.process
+    assert process.stdin is not None and process.stdout is not None
+    lines = Lines(process.stdout.fileno())
+    try:
         try:
             write_line(process.stdin.fileno(), {"code": code, "tests": list(tests), "limits": asdict(limits)})
             ready = lines.read(min(until, time.monotonic() + START_SECONDS))["ready"]
@@ -98,3 +110,5 @@ def _started(
                 raise
             raise SandboxError(f"the sandbox for code ended at its start, or took over {START_SECONDS:g} s") from error
         yield ready, lines
+    finally:
+        confined.end()

@@ -6,6 +6,7 @@ the main thread, from any other, and in a process forked from one that has worke
 
 from __future__ import annotations
 
+import functools
 import os
 import subprocess
 import sys
@@ -20,9 +21,13 @@ from queue import SimpleQueue
 from typing import Any, Literal
 
 from asyncgrpo.concurrency import start_job
+from asyncgrpo.rewards.builtin.confined import Confined, say_what_is_not_kept_apart
 from asyncgrpo.rewards.builtin.pipes import Ended, Late, Lines, write_line
 
+MOST_WORKERS = 8
 START_SECONDS = 60.0
+CONFINED_DISK = 16 << 20
+"""Bytes that a confined worker may write."""
 LARGEST_MEMORY = 2 << 30
 """Bytes a worker may hold while it computes. Seconds pass until it is more; what asks for it at once is refused."""
 RETIRED_MEMORY = 1 << 30
@@ -39,10 +44,15 @@ class Lost:
 
 
 class Workers:
-    """`count` processes of a program that reads questions and writes replies, lines of JSON, after {"ready": true}."""
+    """`count` processes of a program that reads questions and writes replies, lines of JSON, after {"ready": …}.
 
-    def __init__(self, program: Path, count: int) -> None:
-        self._program, self._count = program, count
+    confine: the program evaluates what the model wrote, and is kept apart as far as that goes (`confined`); it is told
+    by APART what is, says so as `ready`, and has limits on memory of its own.
+    """
+
+    def __init__(self, program: Path, count: int, *, confine: bool = False) -> None:
+        self._start = functools.partial(_Worker, program, confine)
+        self._count = count
         self._begin()
 
     def _begin(self) -> None:
@@ -122,7 +132,7 @@ class Workers:
             if worker.lives():
                 return worker
             self._dismiss(worker)
-        worker = _Worker(self._program)
+        worker = self._start()
         self._all.add(worker)
         return worker
 
@@ -131,22 +141,19 @@ class Workers:
         self._all.discard(worker)
 
 
+def usual_count() -> int:
+    return min(MOST_WORKERS, max(1, len(os.sched_getaffinity(0)) // 2))
+
+
 class _TooLarge(Exception):
     pass
 
 
 class _Worker:
-    def __init__(self, program: Path) -> None:
+    def __init__(self, program: Path, confine: bool) -> None:
         self._program = program
-        # -P: the libraries that are installed, whatever lies beside the program or in the working directory.
-        self._process = subprocess.Popen(
-            [sys.executable, "-P", str(program)],
-            bufsize=0,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            start_new_session=True,
-        )
+        self._confined = Confined(program, CONFINED_DISK, sees_our_modules=True) if confine else None
+        self._process = self._confined.process if self._confined is not None else _started(program)
         assert self._process.stdin is not None and self._process.stdout is not None
         self._questions, self._replies = self._process.stdin.fileno(), Lines(self._process.stdout.fileno())
 
@@ -168,6 +175,8 @@ class _Worker:
             what = said.get("failed", f"it ended, or took longer than {START_SECONDS:g} s")
             raise RuntimeError(f"a worker process for {self._program.name} did not start: {what}")
         self._is_ready = True
+        if self._confined is not None:
+            say_what_is_not_kept_apart(said["ready"])
         return True
 
     def ask(self, question: Mapping[str, Any], until: float) -> Any | Lost:
@@ -198,9 +207,24 @@ class _Worker:
         return not self._is_ready or self._process.poll() is None
 
     def end(self) -> None:
+        if self._confined is not None:
+            self._confined.end()
+            return
         self._process.kill()
         with self._process:  # closes the pipes and waits
             pass
+
+
+def _started(program: Path) -> subprocess.Popen[bytes]:
+    # -P: the libraries that are installed, whatever lies beside the program or in the working directory.
+    return subprocess.Popen(
+        [sys.executable, "-P", str(program)],
+        bufsize=0,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
 
 
 def _next(left: deque[int]) -> int | None:
