@@ -13,7 +13,8 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from asyncgrpo.config import RunConfig
-from asyncgrpo.learning.advantages import normalize_then_sum, soft_overlong_punishment, sum_then_normalize
+from asyncgrpo.learning.advantages import normalize_then_sum, sum_then_normalize
+from asyncgrpo.overlong import overlong_punishment
 from asyncgrpo.types import Group, Replayed, Sample
 
 
@@ -72,7 +73,7 @@ def _punishments(samples: Sequence[Sample], config: RunConfig) -> np.ndarray:
     if cache is None:
         return np.zeros(len(samples))
     lengths_S = np.array([len(sample.completion.token_ids) for sample in samples], dtype=np.int64)
-    return soft_overlong_punishment(lengths_S, config.generation.max_completion_length, cache)
+    return overlong_punishment(lengths_S, config.generation.max_completion_length, cache)
 
 
 def _or_nan(reward: float | None) -> float:

@@ -22,7 +22,7 @@ from asyncgrpo.rewards.values import BadValue, read_each
 from asyncgrpo.types import Prompt
 from asyncgrpo.user_code.arguments import accepted
 from asyncgrpo.user_code.texts import raised_in, said
-from asyncgrpo.user_code.threads import await_aside, call_in_thread
+from asyncgrpo.user_code.threads import await_aside, call_in_thread, held_up
 
 logger = logging.getLogger(__name__)
 
@@ -88,20 +88,26 @@ class RewardFunction:
         own = CallNotes(len(piece))
         extra = dict(zip(RUN_ARGUMENTS, (notes.state, own.log_metric, own.log_extra), strict=True))
         async with self._slots:
-            deadline = asyncio.timeout(self.timeout)
+            deadline, is_awaited = asyncio.timeout(self.timeout), asyncio.Event()
             try:
                 async with deadline:
-                    values = await self._values({**given, **extra}, len(piece))
+                    values = await self._values({**given, **extra}, len(piece), is_awaited)
             except Exception as error:  # the boundary to user code, which may raise anything
                 reason, what = self._fault(error, is_late=deadline.expired())
+                if reason == "late" and is_awaited.is_set():
+                    what += await held_up()
                 where = f", sample {piece.start}" if self.per_sample else ""
                 missing = self.missing(prompt, reason, what, notes, where=where, cause=error)
                 return [missing] * len(piece), CallNotes(len(piece))
         return [self._reward(prompt, value, notes) for value in values], own.seen()
 
-    async def _values(self, arguments: Mapping[str, Any], count: int) -> list[float | BadValue | None]:
+    async def _values(
+        self, arguments: Mapping[str, Any], count: int, is_awaited: asyncio.Event
+    ) -> list[float | BadValue | None]:
+        """is_awaited: set once it is, on the loop that async functions share."""
         returned = await call_in_thread(functools.partial(self._call_and_read, arguments, count))
         if inspect.isawaitable(returned):
+            is_awaited.set()
             returned = await await_aside(returned)
             returned = await call_in_thread(functools.partial(read_each, returned, count))
         values: list[float | BadValue | None] = returned
