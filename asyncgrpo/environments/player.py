@@ -192,7 +192,7 @@ class _Stage:
         try:
             return await self._player.calls(function, arguments)
         except CallFailed as error:
-            raise self._failure(what, str(error)) from error
+            raise self._failure(what, f"{error}{error.where}") from error
 
     def _number(self, what: str, value: Any) -> float:
         if hasattr(value, "item") and not isinstance(value, numbers.Real):  # a scalar of NumPy or torch
