@@ -14,19 +14,24 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from asyncgrpo.config.sections import MAX_CALLS, OnRewardError
-from asyncgrpo.errors import GroupUnscored, RewardError
+from pydantic import ValidationError
+
+from asyncgrpo.config.problems import expectation
+from asyncgrpo.config.sections import MAX_CALLS, OnRewardError, RewardSection
+from asyncgrpo.errors import ConfigError, GroupUnscored, RewardError
 from asyncgrpo.rewards.notes import CallNotes, FailureReason, GroupNotes
 from asyncgrpo.rewards.values import BadValue, read_each
 from asyncgrpo.types import Prompt
 from asyncgrpo.user_code.arguments import accepted
 from asyncgrpo.user_code.calls import CallLimit, Late
-from asyncgrpo.user_code.texts import raised_in, said
+from asyncgrpo.user_code.texts import brief, raised_in, said
 
 logger = logging.getLogger(__name__)
 
 RUN_ARGUMENTS = ("trainer_state", "log_metric", "log_extra")
 """What a function may name besides lists with one entry per completion."""
+_SETTINGS = ("name", "weight", "timeout", "on_error", "per_sample", "max_concurrency")
+"""Of a function, as an entry of `rewards` has them too."""
 
 
 class Missing(NamedTuple):
@@ -59,6 +64,8 @@ class RewardFunction:
     _limit: CallLimit = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
+        """Raises ConfigError for what an entry of `rewards` could not have either."""
+        _check_settings(self)
         object.__setattr__(self, "_limit", CallLimit(self.timeout, self.max_concurrency))
 
     async def score(
@@ -130,6 +137,18 @@ class RewardFunction:
             logger.warning("left out: %s", message)
             return Missing(message)
         raise (GroupUnscored if self.on_error == "drop_group" else RewardError)(message) from cause
+
+
+def _check_settings(function: RewardFunction) -> None:
+    settings = {name: getattr(function, name) for name in _SETTINGS}
+    try:
+        RewardSection.model_validate({"path": "of:python", **settings}, strict=True)
+    except ValidationError as error:
+        problem = error.errors(include_url=False)[0]
+        name = str(problem["loc"][0])
+        raise ConfigError(
+            f"reward {function.name!r}: {name} is {brief(settings[name])}; expected {expectation(problem)}"
+        ) from error
 
 
 def gravest(failures: ExceptionGroup[RewardError]) -> RewardError:
