@@ -15,6 +15,7 @@ never a reward.
 
 from __future__ import annotations
 
+import copy
 import logging
 import math
 import numbers
@@ -34,6 +35,7 @@ from asyncgrpo.environments.trajectory import Trajectory
 from asyncgrpo.errors import DataError, EnvironmentFailure
 from asyncgrpo.types import Ask, FinishReason, Message, Played, Prompt, PromptText
 from asyncgrpo.user_code.arguments import accepted
+from asyncgrpo.user_code.in_json import json_fault
 from asyncgrpo.user_code.texts import brief
 
 logger = logging.getLogger(__name__)
@@ -96,7 +98,8 @@ class _Stage:
         reset = getattr(_behind(self._environment), "reset", None)
         if reset is None:
             return
-        columns = {"prompt": self._prompt.prompt, **self._prompt.columns}
+        # A copy: the other samples, and the files of the run, have the prompt as it is.
+        columns = {"prompt": copy.deepcopy(self._prompt.prompt), **self._prompt.columns}
         opening = await self._call("reset", reset, accepted(reset, columns))
         if opening is not None:
             self._open(opening)
@@ -155,8 +158,14 @@ class _Stage:
                 raise self._failure("step", "returned neither messages nor done=True: the model has nothing to answer")
         if turn.reward is not None:
             self._rewards.append(self._number("step", turn.reward))
-        self._messages.append(turn.answer or {"role": "assistant", "content": answer.text})
+        self._messages.append(self._answer(turn) or {"role": "assistant", "content": answer.text})
         return turn
+
+    def _answer(self, turn: Turn) -> Message | None:
+        if turn.answer is None or isinstance(self._environment, ToolEnvironment):  # ours
+            return turn.answer
+        with self._blamed("step"):
+            return _checked([turn.answer])[0]  # type: ignore[return-value]
 
     async def _reward(self) -> float | None:
         get_reward = getattr(_behind(self._environment), "get_reward", None)
@@ -230,4 +239,6 @@ def _checked(messages: Any) -> str | list[Message]:
     for message in messages:
         if not (isinstance(message, Mapping) and isinstance(message.get("role"), str) and "content" in message):
             raise ValueError(f"gave {brief(message)}, which is no message with a role and a content")
+        if fault := json_fault(dict(message)):
+            raise ValueError(f"gave a message of the role {message['role']!r} that has {fault}")
     return [dict(message) for message in messages]

@@ -18,6 +18,7 @@ that is not the orchestrator's.
 from __future__ import annotations
 
 import asyncio
+import copy
 import functools
 import inspect
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -177,10 +178,10 @@ def _arguments(
     messages: list[Any] = [[{"role": "assistant", "content": text}] if chat else text for text in texts]
     for index, each in enumerate(played or ()):
         if each.messages is not None:
-            messages[index] = [dict(message) for message in each.messages]
+            messages[index] = copy.deepcopy(list(each.messages))
     return {
         **{name: [value] * count for name, value in prompt.columns.items()},
-        "prompts": [[dict(m) for m in prompt.prompt] if chat else prompt.prompt for _ in range(count)],  # type: ignore[arg-type]
+        "prompts": [copy.deepcopy(list(prompt.prompt)) if chat else prompt.prompt for _ in range(count)],
         "completions": messages,
         "completion_ids": [completion.token_ids.tolist() for completion in completions],
         **({} if played is None else {ENVIRONMENT_REWARD: [each.reward for each in played]}),

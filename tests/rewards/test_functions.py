@@ -1,6 +1,7 @@
 """How reward functions are called, and what becomes of their values."""
 
 import asyncio
+import copy
 import functools
 import math
 from collections.abc import Callable
@@ -46,16 +47,19 @@ async def test_arguments_for_a_chat_prompt() -> None:
 
 async def test_a_function_that_spoils_its_arguments_spoils_nobody_elses() -> None:
     def spoil(prompts: Any, completions: Any, answer: Any) -> list[float]:
-        prompts[0][0]["content"] = "spoilt"
+        prompts[0][0]["content"][0]["text"] = "spoilt"
         completions.clear()
         answer.clear()
         return [0.0] * 3
 
     async def check(prompts: Any, completions: Any, answer: Any) -> list[float]:
         await asyncio.sleep(0.1)
-        return [float(prompts[0] == CHAT and len(completions) == 3 and answer == [1] * 3)] * 3
+        return [float(prompts[0] == chat and len(completions) == 3 and answer == [1] * 3)] * 3
 
-    samples = await scored([spoil, check], prompt(CHAT, answer=1))
+    chat = [{"role": "user", "content": [{"type": "text", "text": "hi"}]}]
+    given = prompt(copy.deepcopy(chat), answer=1)
+    samples = await scored([spoil, check], given)
+    assert given.prompt == chat
     assert [sample.rewards["check"] for sample in samples] == [1.0] * 3
 
 

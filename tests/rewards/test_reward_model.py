@@ -1,6 +1,7 @@
 """Reward models: a tiny random classifier in its own process scores as the same classifier does here."""
 
 import asyncio
+import datetime
 import json
 import os
 import signal
@@ -151,6 +152,28 @@ async def test_a_process_that_ends_fails_who_waits_and_is_started_anew(classifie
             await asyncio.wait_for(call, 20)
         scores = await asyncio.wait_for(model(prompts=["p"], completions=["a"]), 60)
     assert scores == pytest.approx(directly(classifier, ["pa"]), abs=1e-5)
+
+
+async def test_what_cannot_be_sent_costs_its_call_only(classifier: Path) -> None:
+    with running(classifier) as model:
+        with pytest.raises(Exception, match=r"prompt and completion cannot be sent as JSON: .* datetime is not JSON"):
+            await asyncio.wait_for(model(prompts=[[{"content": datetime.datetime.now()}]], completions=[[]]), 20)
+        scores = await asyncio.wait_for(model(prompts=["p"], completions=["a"]), 60)
+    assert scores == pytest.approx(directly(classifier, ["pa"]), abs=1e-5)
+
+
+@pytest.mark.parametrize("said", ["no JSON", '{"scores": []}'])
+async def test_a_process_that_says_nonsense_is_ended_and_who_waits_is_told(
+    classifier: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, said: str
+) -> None:
+    (tmp_path / "nonsense.py").write_text(f"print({said!r}, flush=True)\nimport sys\nsys.stdin.read()\n")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setattr("asyncgrpo.rewards.model.PROGRAM", "nonsense")
+    with running(classifier) as model:
+        with pytest.raises(RewardError, match="what its process said cannot be read: "):
+            await model.start(20.0)
+        assert model._process is not None
+        assert await asyncio.to_thread(lambda: model._process._process.wait(10)) == -9  # type: ignore[union-attr]
 
 
 async def test_nothing_of_it_is_left_after_a_run_or_when_the_orchestrator_is_killed(classifier: Path) -> None:
