@@ -29,10 +29,16 @@ class Caller:
         self.timeout = timeout
         self._limit, self._late = CallLimit(timeout, concurrency), f"took longer than {timeout:g} s ({setting})"
 
-    async def __call__(self, function: Callable[..., Any], arguments: Mapping[str, Any]) -> Any:
-        """What `function(**arguments)` returns, or what it returns to be awaited comes to. Raises CallFailed."""
+    async def __call__(
+        self,
+        function: Callable[..., Any],
+        arguments: Mapping[str, Any],
+        then: Callable[[Any], Any] | None = None,
+    ) -> Any:
+        """What `function(**arguments)` returns, or what it returns to be awaited comes to; with `then`, what that makes
+        of it. Raises CallFailed."""
         try:
-            return await self._limit.call(functools.partial(function, **arguments))
+            return await self._limit.call(functools.partial(function, **arguments), then)
         except Late as error:
             raise CallFailed(self._late) from error
         except Exception as error:  # the boundary to user code, which may raise anything

@@ -40,6 +40,10 @@ from asyncgrpo.user_code.texts import brief
 
 logger = logging.getLogger(__name__)
 
+CHARACTERS_PER_TOKEN = 16
+"""What an environment says is encoded on the event loop, so only if it has at most so many for each token that is left.
+More is taken for too long: hardly anything but runs of one character has tokens of that length."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
@@ -105,11 +109,14 @@ class _Stage:
             self._open(opening)
 
     def _open(self, opening: PromptText) -> None:
+        most = self._player.limits.max_prompt
         with self._blamed("reset"):
             opening = _checked(opening)
+            count = _characters(opening)
+            if most is not None and count > CHARACTERS_PER_TOKEN * most:
+                raise ValueError(f"made a prompt of {count} characters and more; data.max_prompt_length is {most}")
             text = self._prompt.opened(opening)
             ids = self._player.encode(text, self._prompt.row)
-        most = self._player.limits.max_prompt
         if most is not None and len(ids) > most:
             raise self._failure("reset", f"made a prompt of {len(ids)} tokens; data.max_prompt_length is {most}")
         self._prompt = replace(self._prompt, prompt=text, token_ids=ids, opening=opening)
@@ -139,9 +146,12 @@ class _Stage:
                 return "stop"
             if self._turn == limits.max_turns:
                 return "length"
+            room = limits.max_tokens - len(trajectory)
+            if _characters(turn.messages) > CHARACTERS_PER_TOKEN * room:
+                return "length"
             with self._blamed("step"):
                 given = self._join.given(turn.messages, int(answer.token_ids[-1]))
-            if len(trajectory) + len(given) >= limits.max_tokens:
+            if len(given) >= room:
                 return "length"
             trajectory.given(given)
             said = turn.messages
@@ -228,6 +238,10 @@ class _Stage:
 def _behind(environment: Any) -> Any:
     """The user's own object, of which tools may be methods."""
     return environment.state if isinstance(environment, ToolEnvironment) else environment
+
+
+def _characters(said: PromptText) -> int:
+    return len(said) if isinstance(said, str) else sum(len(str(message["content"])) for message in said)
 
 
 def _checked(messages: Any) -> str | list[Message]:

@@ -94,7 +94,8 @@ class ToolEnvironment:
         if tool is None:
             return _error(f"there is no tool {call.name!r}; the tools are {', '.join(self._tools)}")
         try:
-            return _text(await tool.run(tool.call, call.arguments))
+            said: str = await tool.run(tool.call, call.arguments, then=_text)
+            return said
         except CallFailed as error:
             _log_once(tool.name, f"{error}{error.where}")
             return _error(str(error))

@@ -5,6 +5,7 @@ import datetime
 import re
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -286,6 +287,7 @@ async def test_an_environment_that_fails_fails_its_sample_by_name(kind: type, me
             [{"role": "user", "content": "x", "more": {"sent": datetime.date(2024, 1, 2)}}],
             r"reset: gave a message of the role 'user' that has under 'more'.sent the date .*, which JSON has not",
         ),
+        ("x" * 2000, "reset: made a prompt of 2000 characters and more; data.max_prompt_length is 120"),
         ("x" * 100, "reset: made a prompt of 135 tokens; data.max_prompt_length is 120"),
     ],
 )
@@ -293,6 +295,23 @@ async def test_openings_that_cannot_be_had(opening: Any, message: str) -> None:
     player = make_player(Opening, arguments={"opening": opening}, data={"max_prompt_length": 120})
     with pytest.raises(EnvironmentFailure, match=f"environment Opening, prompt 0-3: {message}"):
         await player.play(prompt_of(), Model("a"))
+
+
+@pytest.mark.parametrize(
+    "said", ["x" * 10_000, [{"role": "user", "content": "x" * 5_000}, {"role": "user", "content": "y" * 5_000}]]
+)
+async def test_what_is_far_too_long_ends_the_trajectory_without_being_encoded(said: Any) -> None:
+    class Unasked:
+        def given(self, said: Any, last_token: int) -> list[int]:
+            raise AssertionError("encoded")
+
+    player = replace(make_player(step_of(lambda answer: Turn(messages=said))), join_chat=Unasked())
+    played = await player.play(prompt_of(), Model("a", "b"))
+    assert (played.completion.finish_reason, played.turns, played.messages) == (
+        "length",
+        1,
+        ({"role": "assistant", "content": "a"},),
+    )
 
 
 async def test_an_environment_that_changes_its_prompt_changes_nobody_elses() -> None:

@@ -149,6 +149,27 @@ async def test_the_model_is_not_told_where_files_lie(caplog: pytest.LogCaptureFi
     assert f"ValueError: out of order ({__file__}:" in caplog.text
 
 
+async def test_results_are_written_out_off_the_event_loop() -> None:
+    class Odd:
+        def __str__(self) -> str:
+            return str(threading.current_thread() is threading.main_thread())
+
+    class Worse:
+        def __str__(self) -> str:
+            raise ValueError("no text")
+
+    def odd() -> Any:
+        """Be odd."""
+        return Odd()
+
+    def worse() -> Any:
+        """Be worse."""
+        return Worse()
+
+    said = await answers(player_of(odd, worse), call("odd") + call("worse"))
+    assert said == ["False", '{"error": "ValueError: no text"}']
+
+
 def test_tools_that_are_waited_for_serve_one_run_after_the_other() -> None:
     def slow() -> str:
         """Be slow."""
