@@ -40,8 +40,8 @@ def test_logins_and_tokens_are_masked_and_nothing_else(text: str, shown: str) ->
         ({"api_key": "s3cret", "max_tokens": 8, "path": "a:b"}, {"api_key": "***", "max_tokens": 8, "path": "a:b"}),
         ({"judge": {"accessToken": "s3cret", "url": URL}}, {"judge": {"accessToken": "***", "url": masked(URL)}}),
         (
-            {"Authorization": ["s3cret"], "auth": None, "use_auth": 1},
-            {"Authorization": "***", "auth": None, "use_auth": 1},
+            {"Authorization": ["s3cret"], "auth": None},
+            {"Authorization": "***", "auth": None},
         ),
         (["--api-key", "s3cret", "--seed", "1"], ["--api-key", "***", "--seed", "1"]),
         (("--api-key=s3cret", "--seed=1"), ["--api-key=***", "--seed=1"]),
