@@ -17,13 +17,20 @@ import psutil
 import pytest
 import torch
 from reward_scoring import CHAT, COMPLETIONS, TEXTS, prompt
-from transformers import AutoTokenizer, Qwen2Config, Qwen2ForCausalLM, Qwen2ForSequenceClassification
+from transformers import (
+    AutoTokenizer,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    Qwen2ForSequenceClassification,
+    RobertaConfig,
+    RobertaForSequenceClassification,
+)
 
 from asyncgrpo.config.resolve import Machine
 from asyncgrpo.config.sections import RewardSection
 from asyncgrpo.errors import ConfigError, RewardError
 from asyncgrpo.rewards import RewardModel, bound, from_callables, from_config, score_group, started
-from asyncgrpo.rewards.model import check_device
+from asyncgrpo.rewards.model import ModelFailed, check_device
 from asyncgrpo.testing.tiny import make_tokenizer, quiet
 
 CONTEXT = 64
@@ -129,6 +136,30 @@ async def test_a_text_that_is_too_long_costs_its_sample_only(classifier: Path) -
                 [replace(functions[0], on_error="stop")], prompt("say"), COMPLETIONS, ["a", "b" * CONTEXT, "c"]
             )
     assert [sample.text for sample in samples] == ["a", "c"]
+
+
+async def test_a_model_that_counts_positions_from_behind_the_padding_gets_no_more_than_it_has(
+    tmp_path: Path,
+) -> None:
+    """It is told of 64 positions, and can use 62; one text more would end the process, and with it who else waits."""
+    torch.manual_seed(0)
+    config = RobertaConfig(
+        vocab_size=272,
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=1,
+        num_attention_heads=4,
+        max_position_embeddings=64,
+        pad_token_id=1,
+        num_labels=1,
+    )
+    with quiet():
+        RobertaForSequenceClassification(config).save_pretrained(tmp_path)
+        make_tokenizer().save_pretrained(tmp_path)
+    with running(tmp_path) as model:
+        scores = await asyncio.wait_for(model(prompts=["p"] * 3, completions=["x" * 61, "x" * 62, "x"]), 60)
+    assert [type(score) for score in scores] == [float, ModelFailed, float]
+    assert str(scores[1]) == "prompt and completion have 63 tokens, more than the model's 62"
 
 
 async def test_a_model_without_a_chat_template_says_so_of_a_chat(tmp_path: Path) -> None:
