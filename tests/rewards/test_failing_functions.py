@@ -187,6 +187,17 @@ async def test_calls_of_one_function_are_bounded() -> None:
     assert most == 3
 
 
+def test_a_function_that_others_wait_for_serves_one_run_after_the_other() -> None:
+    built = [RewardFunction("slow", 1.0, 20.0, lambda **_: time.sleep(0.02) or [1.0] * 3, max_concurrency=1)]
+
+    async def groups() -> list[float]:
+        async with asyncio.timeout(20):
+            scored = await asyncio.gather(*(score_group(built, prompt(), COMPLETIONS, TEXTS) for _ in range(3)))
+        return [sample.reward for samples in scored for sample in samples]
+
+    assert [asyncio.run(groups()) for _ in range(2)] == [[1.0] * 9] * 2
+
+
 class Hostile:
     """An object whose every method raises."""
 
