@@ -31,6 +31,8 @@ logger = logging.getLogger(__name__)
 
 CONFIG = "config.json"
 LEARNER = "learner"
+REWARDS = "reward_functions"
+"""Beside the settings: name and weight of each, also of those that a Python program gave."""
 
 
 class Checkpoints:
@@ -96,7 +98,8 @@ class Checkpoints:
                 await session.learner.save(draft.folder / LEARNER)
                 learner_is_free.set()
                 await draft.run(partial(write, captured))
-                await draft.run(partial(_write_config, config.model_dump(mode="json")))
+                rewards = [[function.name, function.weight] for function in session.job.rewards]
+                await draft.run(partial(_write_config, config.model_dump(mode="json") | {REWARDS: rewards}))
                 # A guard that wants to go back must find one from before it saw anything.
                 keep = () if is_calm or self._calm_step is None else (self._calm_step,)
                 await draft.commit(sync=growing_files(session.folder), keep=keep)
@@ -120,7 +123,7 @@ def store_of(folder: RunFolder, section: CheckpointSection) -> CheckpointStore:
 
 
 def read_config(checkpoint: Path) -> dict[str, Any]:
-    """Settings of the run that saved it, as `RunConfig.model_dump(mode="json")` gave them."""
+    """Settings of the run that saved it, as `RunConfig.model_dump(mode="json")` gave them, and its REWARDS."""
     values: dict[str, Any] = json.loads((checkpoint / CONFIG).read_text(encoding="utf-8"))
     return values
 

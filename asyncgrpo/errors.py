@@ -13,7 +13,8 @@
     ├── PublishError           a policy version did not reach an engine
     │   └── ProbeMismatch          engine and learner disagree about the same weights
     ├── RewardError            a reward function raised, timed out or returned nonsense
-    │   └── GroupUnscored          the same, of a function whose `on_error` is `drop_group`
+    │   └── GroupUnscored          the same, but only the group is dropped: `on_error` is `drop_group`, or it is
+    │                              `drop_sample` and fewer samples are left than a group needs
     ├── EnvironmentFailure     an environment or a tool raised, was late or answered nonsense: its sample has failed
     ├── LearnerError           the learner failed or its process ended
     ├── CheckpointError        one cannot be saved, or none can be resumed from
@@ -124,4 +125,4 @@ class RollbackWanted(GuardError):
 
 
 class EnvironmentFailure(AsyncGRPOError):
-    exit_code = 10
+    exit_code = 11

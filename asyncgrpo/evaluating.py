@@ -103,6 +103,7 @@ def _on_engines_only(config: RunConfig, model: str, machine: Machine) -> RunConf
             "engines": engines,
             "learner": config.learner.model_copy(update={"devices": ("cpu",)}),
             "evaluation": config.evaluation.model_copy(update={"eval_strategy": "no"}),
+            "weights": config.weights.model_copy(update={"transport": "shared_memory"}),  # a whole model, no adapters
         }
     )
     config = within_context(resolve(config, machine))

@@ -26,6 +26,7 @@ from asyncgrpo.errors import AsyncGRPOError, RunFolderError
 from asyncgrpo.evaluations import is_last_owed
 from asyncgrpo.forecast import Forecast
 from asyncgrpo.generation.spec import VLLM_MODULE
+from asyncgrpo.learning.client import LearnerClient
 from asyncgrpo.learning.objectives.remarks import remarks_on
 from asyncgrpo.observe.files import put_in_place, write_error, write_text
 from asyncgrpo.observe.logs import setup_logging
@@ -39,7 +40,7 @@ from asyncgrpo.preflight import Job, prepare
 from asyncgrpo.recovery import Training, load_saved
 from asyncgrpo.resuming import Beginning, begin
 from asyncgrpo.runtime import run_on_loop
-from asyncgrpo.session import Session, open_session, prove_weights
+from asyncgrpo.session import MakeLearner, Session, open_session, prove_weights
 
 logger = logging.getLogger(__name__)
 
@@ -77,9 +78,15 @@ def run_training(loaded: LoadedConfig, *, engine_module: str = VLLM_MODULE) -> i
 
 
 def run_job(
-    job: Job, *, config_text: str, engine_module: str = VLLM_MODULE, on_start: OnStart = lambda loop, run: None
+    job: Job,
+    *,
+    config_text: str,
+    engine_module: str = VLLM_MODULE,
+    on_start: OnStart = lambda loop, run: None,
+    make_learner: MakeLearner = LearnerClient,
 ) -> Outcome:
-    """Run a checked job in this thread, on an event loop of its own, which `on_start` is told.
+    """Run a checked job in this thread, on an event loop of its own, which `on_start` is told. `engine_module` and
+    `make_learner` are for tests, as of `open_session`.
 
     A cancelled run ends as by a signal: with KeyboardInterrupt.
     """
@@ -95,7 +102,9 @@ def run_job(
         progress = stack.enter_context(Progress(job.total_steps))
         stack.enter_context(end_told(check_webhook(observe.webhook_env), name, folder, job.total_steps))
         try:
-            outcome = run_on_loop(_run(forecast, beginning, progress, engine_module, on_start, config_text))
+            outcome = run_on_loop(
+                _run(forecast, beginning, progress, engine_module, on_start, config_text, make_learner)
+            )
         except AsyncGRPOError:
             logger.info("the run failed", exc_info=True)  # for the log file; the caller shows the one line
             raise
@@ -116,6 +125,7 @@ async def _run(
     engine_module: str,
     on_start: OnStart,
     config_text: str,
+    make_learner: MakeLearner,
 ) -> Outcome:
     job, folder, checkpoint, notes = beginning
     run = asyncio.current_task()
@@ -125,7 +135,10 @@ async def _run(
     for remark in [*notes, *job.prompts.remarks, *remarks_on(job.config)]:
         progress.note(f"  note: {remark}")
     await forecast.at_start(folder, progress)
-    async with _signals(progress) as signals, open_session(job, folder, progress, engine_module) as session:
+    async with (
+        _signals(progress) as signals,
+        open_session(job, folder, progress, engine_module, make_learner) as session,
+    ):
         saved = None
         if checkpoint is not None:
             await _load(session, checkpoint)

@@ -242,6 +242,8 @@ class Orchestrator:
 
     async def _take(self, step: int) -> list[Group] | None:
         """The groups of a step, or None when the run is to stop."""
+        if self.stop.is_set():  # meanwhile: saving a checkpoint may take long
+            return None
         taking = asyncio.ensure_future(self.buffer.take())
         stopping = asyncio.ensure_future(self.stop.wait())
         timeout = self.config.buffer.stall_timeout

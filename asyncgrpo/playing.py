@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from functools import partial
 from typing import Any
@@ -18,6 +19,8 @@ from asyncgrpo.rewards.decoding import decoder_of
 from asyncgrpo.rewards.functions import ENVIRONMENT_REWARD, RewardFunction, check_parameters
 from asyncgrpo.rewards.importing import OWN, from_config
 from asyncgrpo.types import PromptText
+
+logger = logging.getLogger(__name__)
 
 
 def reward_functions(
@@ -42,10 +45,16 @@ def configured_rewards(sections: Sequence[RewardSection], source: Source | None)
 
 
 def check_columns(functions: Sequence[RewardFunction], source: Source | None, columns: set[str]) -> None:
-    """Raises ConfigError for a column that reward functions or environment need, and the dataset does not have."""
+    """Raises ConfigError for a column that reward functions or environment need, and the dataset does not have. Warns
+    of one that the environment's own reward takes the place of."""
     check_parameters(functions, columns if source is None else columns | {ENVIRONMENT_REWARD})
     if source is not None:
         source.check_columns(columns)
+        if ENVIRONMENT_REWARD in columns:
+            logger.warning(
+                "the dataset's column %s is not passed to reward functions: the environment's own reward has that name",
+                ENVIRONMENT_REWARD,
+            )
 
 
 def with_tools(config: RunConfig, source: Source | None) -> RunConfig:

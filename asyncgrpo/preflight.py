@@ -16,6 +16,7 @@ from asyncgrpo.config.resolve import Machine, locate_model, resolve
 from asyncgrpo.config.secrets import check_logins, secret_of
 from asyncgrpo.config.sections import RunSection, TrainingSection
 from asyncgrpo.config.training_checks import check_warm_up
+from asyncgrpo.config.transport_checks import check_transport
 from asyncgrpo.environments.building import find_source
 from asyncgrpo.environments.player import Player
 from asyncgrpo.errors import ConfigError, RunFolderError
@@ -66,6 +67,7 @@ def prepare(
     Raises ConfigError, DataError or RunFolderError, each naming value and remedy.
     """
     config = with_adapter(config)
+    check_transport(config)
     check_model_path(config.model.path)
     config = within_context(resolve(config, machine or Machine.here()))
     check_output_dir(config.run)

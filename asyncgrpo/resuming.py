@@ -14,9 +14,9 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import NamedTuple
 
-from asyncgrpo.checkpoint.compare import check_resumable, differences
+from asyncgrpo.checkpoint.compare import check_resumable, differences, reward_differences
 from asyncgrpo.checkpoint.store import Checkpoint
-from asyncgrpo.checkpoints import read_config, store_of
+from asyncgrpo.checkpoints import REWARDS, read_config, store_of
 from asyncgrpo.config import RunConfig
 from asyncgrpo.errors import CheckpointError, RunFolderError
 from asyncgrpo.evaluations import is_last_owed
@@ -51,7 +51,7 @@ def begin(job: Job) -> Beginning:
     try:
         checkpoint, notes = _choose(folder, job.config)
         job = _with_saved_dtype(job, checkpoint)
-        notes += _changes(checkpoint, job.config)
+        notes += _changes(checkpoint, job)
         if checkpoint.step > job.total_steps or (checkpoint.step == job.total_steps and _has_ended(folder, job)):
             raise RunFolderError(
                 f"run folder {folder.path} has trained all {checkpoint.step} steps; raise training.max_steps to go on, "
@@ -129,7 +129,10 @@ def _with_saved_dtype(job: Job, checkpoint: Checkpoint) -> Job:
     return replace(job, config=job.config.model_copy(update={"engines": engines}))
 
 
-def _changes(checkpoint: Checkpoint, config: RunConfig) -> list[str]:
-    found = differences(read_config(checkpoint.folder), config)
+def _changes(checkpoint: Checkpoint, job: Job) -> list[str]:
+    config, saved = job.config, read_config(checkpoint.folder)
+    found = differences(saved, config)
+    if not (saved.get("rewards") or config.rewards):  # else these have been compared, and say more
+        found += reward_differences(saved.get(REWARDS), [(each.name, each.weight) for each in job.rewards])
     check_resumable(found, override="--run.allow_changes=true", allowed=config.run.allow_changes)
     return [f"changed since: {difference}" for difference in found]

@@ -48,6 +48,7 @@ logger = logging.getLogger(__name__)
 PROBE_PROMPTS = 4
 PROBE_TOLERANCE = {"float32": 0.01, "bfloat16": 0.15}
 """Allowed mean |difference| of log-probabilities, nats per token: rounding of the engine's type."""
+MakeLearner = Callable[[RunConfig, Path], LearnerClient]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,7 +80,7 @@ async def open_session(
     folder: RunFolder,
     progress: Progress,
     engine_module: str = VLLM_MODULE,
-    make_learner: Callable[[RunConfig, Path], LearnerClient] = LearnerClient,
+    make_learner: MakeLearner = LearnerClient,
 ) -> AsyncIterator[Session]:
     """Start everything a run needs; at the end nothing of it is left. `engine_module` lets tests start a fake,
     `make_learner` one that trains nothing."""
@@ -198,7 +199,7 @@ def _publisher(job: Job, folder: RunFolder, pool: EnginePool, transport: Transpo
     )
 
 
-async def _check_running(clients: Sequence[EngineClient], config: RunConfig, backend: str) -> RunConfig:
+async def _check_running(clients: Sequence[EngineClient], config: RunConfig, backend: str | None) -> RunConfig:
     """Refuse engines that are not there or run with other settings before the model loads, not after.
 
     Returns the configuration with their dtype in place of `auto`.
@@ -210,7 +211,7 @@ async def _check_running(clients: Sequence[EngineClient], config: RunConfig, bac
     return await with_dtype_of(clients, config)
 
 
-async def _verify(config: RunConfig, backend: str, client: EngineClient) -> None:
+async def _verify(config: RunConfig, backend: str | None, client: EngineClient) -> None:
     await verify_settings([client], config, backend)
 
 

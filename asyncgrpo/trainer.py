@@ -12,6 +12,7 @@ trainer.train()
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import shutil
 import tempfile
@@ -144,6 +145,9 @@ class AsyncGRPOTrainer:
         given = {DOTTED[name] for name in settings.model_fields_set if name in DOTTED} | {"model.path", "rewards"}
         given |= {f"{section}.dataset" for section in ("data", "evaluation") if section in sections}
         self._config_text = render_config(from_python(config, given).settled(self.job.config))
+        if rewards is not None:  # `rewards: []` loads again, and would be all that is known of them
+            named = ", ".join(f"{json.dumps(each.name)} x {each.weight:g}" for each in self.job.rewards)
+            self._config_text += f"\n# reward_funcs, given in Python: {named}\n"
 
     def __getattr__(self, name: str) -> NoReturn:
         """Only of what is not there."""

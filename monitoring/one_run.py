@@ -138,8 +138,7 @@ LEARNING = Row(
             description="Tokens; of all scored samples, and of the last evaluation.",
             queries=(
                 Query(
-                    expr="histogram_quantile(0.5, sum by (le)"
-                    ' (rate(asyncgrpo_sample_tokens_bucket{run="$run"}[15m])))',
+                    expr='histogram_quantile(0.5, sum by (le) (rate(asyncgrpo_sample_tokens_bucket{run="$run"}[15m])))',
                     legend="median",
                 ),
                 Query(

@@ -26,6 +26,7 @@ from asyncgrpo.rewards.functions import from_callables
 from asyncgrpo.session import open_session, prove_weights
 from asyncgrpo.testing.fake_core import Script
 from asyncgrpo.testing.fake_engine import FakeEngine
+from asyncgrpo.testing.faults import FaultPlan
 
 FAKE_ENGINE = "asyncgrpo.testing.fake_engine"
 HERE = Machine(cores=tuple(sorted(os.sched_getaffinity(0))), gpus=(), fast_bf16=False)
@@ -92,13 +93,15 @@ async def opened(job: Job, *, engine_module: str = FAKE_ENGINE) -> AsyncIterator
 
 
 @contextmanager
-def engine_beside(model: Path, script: Script | None = lengths) -> Iterator[FakeEngine]:
+def engine_beside(
+    model: Path, script: Script | None = lengths, faults: FaultPlan | None = None
+) -> Iterator[FakeEngine]:
     """A fake engine on a thread of its own, as a server of its own would be; at once, where a process needs seconds."""
     started: list[FakeEngine] = []
     ready, done = threading.Event(), threading.Event()
 
     async def serve() -> None:
-        async with FakeEngine(model, script=script) as engine:
+        async with FakeEngine(model, script=script, faults=faults) as engine:
             started.append(engine)
             ready.set()
             await asyncio.to_thread(done.wait)

@@ -17,6 +17,14 @@ def test_an_error_says_something_else_and_stays_what_it_is(kind: type[AsyncGRPOE
     assert (type(other), str(other), other.args) == (kind, "second", ("second",))
 
 
+def test_kinds_of_errors_can_be_told_apart_by_their_exit_codes() -> None:
+    kinds = {kind: kind.exit_code for kind in AsyncGRPOError.__subclasses__()}
+    refusals = {kind.__name__ for kind, code in kinds.items() if code == 2}
+    others = [code for code in kinds.values() if code != 2]
+    assert refusals == {"ConfigError", "DataError", "RunFolderError"}
+    assert len(set(others)) == len(others) and not {0, 1, 130} & set(others)
+
+
 def test_what_an_error_carries_stays_with_it() -> None:
     cut = Aborted("cut", NO_TOKENS)
     cut.engine = "e0"

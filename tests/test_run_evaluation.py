@@ -7,6 +7,8 @@ import json
 import os
 import signal
 import threading
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -114,7 +116,7 @@ def test_training_is_the_same_to_the_last_bit(tiny_model: Path, tmp_path: Path, 
 class Slow:
     """`is_good`, whose held-out calls wait until `release` is set."""
 
-    __name__ = "slow"
+    __name__ = "is_good"
 
     def __init__(self) -> None:
         self.release = threading.Event()
@@ -292,17 +294,20 @@ def test_the_last_evaluation_that_a_signal_gave_up_is_made_up_for(tiny_model: Pa
 
 
 class FailsAt:
-    """A reward that ends the run at the n-th training call."""
+    """A reward that ends the run at the n-th training call, once what runs beside the training `is_done`."""
 
     __name__ = "is_good"
 
-    def __init__(self, call: int) -> None:
-        self.left = call
+    def __init__(self, call: int, is_done: Callable[[], bool]) -> None:
+        self.left, self.is_done = call, is_done
 
     def __call__(self, completion_ids: Any, scale: Any, **columns: Any) -> list[float]:
         if scale[0] != 1.0:
             self.left -= 1
             if self.left == 0:
+                limit = time.monotonic() + 30.0
+                while not self.is_done() and time.monotonic() < limit:
+                    time.sleep(0.01)
                 raise ValueError("on purpose")
         return is_good(completion_ids, scale)
 
@@ -315,8 +320,13 @@ def test_a_resumed_run_evaluates_no_step_twice(tiny_model: Path, tmp_path: Path)
     }
     rows = [{"prompt": f"s{i}", "scale": 0.01} for i in range(16)]
     eval_rows = held_out_rows("e1")
+
+    def is_saved_and_evaluated() -> bool:  # of steps 4 and 6, beside which step 7 is generated
+        return (tmp_path / "run" / "checkpoints" / "step-00000004").is_dir() and len(evaluations(tmp_path)) == 4
+
+    fails = FailsAt(14, is_saved_and_evaluated)
     with engine_beside(tiny_model, PassesInTurn()) as engine, pytest.raises(RewardError, match="on purpose"):
-        run(tiny_model, tmp_path, engine, eval_rows, reward=FailsAt(14), rows=rows, **sections)
+        run(tiny_model, tmp_path, engine, eval_rows, reward=fails, rows=rows, **sections)
     before = evaluations(tmp_path)
     assert [record["step"] for record in before] == [0, 2, 4, 6]
     with engine_beside(tiny_model, PassesInTurn()) as engine:

@@ -26,6 +26,7 @@ from asyncgrpo.launch import Outcome, run_job
 from asyncgrpo.observe.ledger_file import read_ledger
 from asyncgrpo.observe.run_folder import RunFolder
 from asyncgrpo.retraining import load_rerun, retrain
+from asyncgrpo.rewards import reward as given
 from asyncgrpo.run_state import read
 from asyncgrpo.testing.fake_engine import FakeEngine
 
@@ -60,7 +61,7 @@ def train(
 
 
 class FailsAt:
-    """A reward that ends the run at its n-th call."""
+    """`mean_token`, which ends the run at its n-th call."""
 
     def __init__(self, call: int) -> None:
         self.left = call
@@ -71,7 +72,7 @@ class FailsAt:
             raise ValueError("on purpose")
         return mean_token(completion_ids, scale)
 
-    __name__ = "fails_at"
+    __name__ = "mean_token"
 
 
 def check_history(folder: Path, steps: int, groups_per_step: int = 2) -> RunFolder:
@@ -142,6 +143,8 @@ def test_a_run_that_is_stopped_while_it_waits_for_groups_loses_no_step(tiny_mode
             release.wait(60.0)
         return mean_token(completion_ids, scale)
 
+    slow_judge.__name__ = mean_token.__name__  # the same reward
+
     def stop_when_blocked(loop: asyncio.AbstractEventLoop, run: asyncio.Task[Any]) -> None:
         async def stop() -> None:
             while not (blocked.is_set() and len(steps_of(tmp_path)) == 2):  # noqa: ASYNC110  (threads do it)
@@ -187,6 +190,21 @@ def test_changed_settings_are_shown_and_refused_where_they_mean_something(tiny_m
     assert (tmp_path / "run" / "ledger.jsonl").read_bytes() == before, "a refusal takes nothing back"
     assert train(tiny_model, tmp_path, training=changed, run={"allow_changes": True}).steps == 4
     assert [step["learning_rate"] for step in Run(tmp_path).steps] == [1e-3, 1e-3, 5e-4, 5e-4]
+
+
+def test_rewards_that_python_gives_are_held_to_their_names_and_weights(tiny_model: Path, tmp_path: Path) -> None:
+    def same(completion_ids: Any, scale: Any, **columns: Any) -> list[float]:
+        return mean_token(completion_ids, scale)
+
+    train(tiny_model, tmp_path, training={"max_steps": 2})
+    longer = {"max_steps": 3}
+    for reward, change in (
+        (given(mean_token, weight=-1.0), r"reward_funcs\[0\].weight: 1.0 -> -1.0"),
+        (same, r'reward_funcs\[0\].name: "mean_token" -> "same"'),
+    ):
+        with pytest.raises(ConfigError, match=rf"{change}\n.*--run.allow_changes=true"):
+            train(tiny_model, tmp_path, reward=reward, training=longer)
+    assert train(tiny_model, tmp_path, reward=same, training=longer, run={"allow_changes": True}).steps == 3
 
 
 def test_a_resume_that_the_learner_refuses_leaves_the_settings_of_the_run(tiny_model: Path, tmp_path: Path) -> None:

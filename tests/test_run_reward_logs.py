@@ -82,6 +82,7 @@ def test_what_was_logged_of_buffered_groups_outlives_a_resume(tiny_model: Path, 
             raise ValueError("the machine is on fire")
         return logging_reward(trainer_state=trainer_state, **arguments)
 
+    breaks.__name__ = logging_reward.__name__  # the same reward
     with pytest.raises(RewardError, match="on fire"):
         train(tiny_model, tmp_path, from_callables(breaks), checkpoint={"save_steps": 1})
     [saved] = [json.loads(path.read_text()) for path in sorted(tmp_path.rglob("buffer.json"))[-1:]]

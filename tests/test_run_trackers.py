@@ -24,9 +24,9 @@ def train(model: Path, folder: Path, reward: Any) -> None:
 
 
 class Fails:
-    """At its n-th call."""
+    """`mean_token`, until its n-th call."""
 
-    __name__ = "fails"
+    __name__ = "mean_token"
 
     def __init__(self, at: int) -> None:
         self._left = at

@@ -62,7 +62,7 @@ def test_nothing_unpickles_or_evaluates() -> None:
     found = {str(file.relative_to(ROOT)): list(unsafe(file.read_text())) for file in files}
     # What a model wrote is run, where that is asked for: in a process that a sandbox holds.
     assert {file: calls for file, calls in found.items() if calls} == {
-        "rewards/builtin/sandbox_program.py": ["exec", "exec"]
+        "rewards/builtin/judged_program.py": ["exec", "exec", "exec"]
     }
 
 

@@ -83,6 +83,8 @@ def test_a_path_closures_and_an_async_reward(tiny_model: Path, tmp_path: Path) -
     sources = {line.split(":")[0].strip(): line.split("# ")[-1] for line in reversed(kept_lines(tmp_path))}
     assert (sources["num_generations"], sources["temperature"]) == ("Python", "default")
     assert (sources["path"], sources["rewards"]) == ("Python", "Python")
+    last = kept_lines(tmp_path)[-1]
+    assert last == '# reward_funcs, given in Python: "closure" x 1, "reward_2" x 2, "judged" x 0'
     assert (tmp_path / "run" / "summary.md").read_text().startswith("# run: 2 steps")
     assert children() == before
     assert list((tmp_path / "shm").iterdir()) == []

@@ -16,7 +16,7 @@ from asyncgrpo.config.names import FIELDS
 from asyncgrpo.config.sections import RewardSection
 from asyncgrpo.errors import ConfigError
 
-__all__ = ["FREE", "MEANING", "Difference", "check_resumable", "differences"]
+__all__ = ["FREE", "MEANING", "Difference", "check_resumable", "differences", "reward_differences"]
 
 Kind = Literal["free", "meaning"]
 
@@ -111,6 +111,10 @@ UNENDING = ("constant", "constant_with_warmup", "inverse_sqrt")
 """Schedules that know no end."""
 
 
+GIVEN = "reward_funcs"
+"""What a trainer calls the rewards that a Python program gives."""
+
+
 class Difference(NamedTuple):
     setting: str
     """Dotted; of a reward `rewards[0].weight`, or `rewards` where there are more or fewer."""
@@ -137,6 +141,21 @@ def differences(old: Mapping[str, Any], new: RunConfig) -> list[Difference]:
         if (before := _value(old, key)) != (after := _value(now, key))
     ]
     return found + _rewards(old.get("rewards", []), now["rewards"])
+
+
+def reward_differences(old: Sequence[Sequence[Any]] | None, new: Sequence[tuple[str, float]]) -> list[Difference]:
+    """The same of reward functions that a Python program gives: name and weight of each. What they compute cannot be
+    compared. old: None where the run that was saved did not note it."""
+    if old is None:
+        return []
+    if len(old) != len(new):
+        return [Difference(GIVEN, [name for name, _ in old], [name for name, _ in new], "meaning")]
+    return [
+        Difference(f"{GIVEN}[{index}].{field}", before, after, "meaning")
+        for index, pairs in enumerate(zip(old, new, strict=True))
+        for field, before, after in zip(("name", "weight"), *pairs, strict=True)
+        if before != after
+    ]
 
 
 def check_resumable(found: Sequence[Difference], *, override: str, allowed: bool = False) -> None:

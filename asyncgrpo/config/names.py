@@ -134,7 +134,7 @@ ELSEWHERE: dict[str, str] = {
     "vllm_importance_sampling_cap": "use <objective.importance_sampling_cap>",
     "vllm_importance_sampling_mode": "use <objective.importance_sampling_correction>",
     "weight_sync_timeout": "use <weights.publish_timeout>",
-    "weight_sync_steps": "every step is published",
+    "weight_sync_steps": "use <weights.publish_interval>, and count <buffer.max_staleness> in steps",
     "max_inflight_tasks": "use <buffer.max_unfinished_groups>",
     "queue_maxsize": "the buffer is bounded by <buffer.max_staleness> and <buffer.max_unfinished_groups>",
     "heartbeat_stale_after_s": "use <buffer.stall_timeout>",

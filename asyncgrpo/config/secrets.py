@@ -5,11 +5,21 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterable, Mapping
+from typing import Any
 from urllib.parse import urlsplit
 
 from asyncgrpo.errors import ConfigError
 
-__all__ = ["MASK", "check_logins", "has_unsafe_login", "is_http", "masked", "masked_url", "secret_of"]
+__all__ = [
+    "MASK",
+    "check_logins",
+    "has_unsafe_login",
+    "is_http",
+    "masked",
+    "masked_url",
+    "secret_of",
+    "without_secrets",
+]
 
 MASK = "***"
 _LOGIN = re.compile(r"(\b[a-z][a-z0-9+.-]*://)[^/?#\s]+@", re.IGNORECASE)
@@ -17,6 +27,12 @@ _URL_LOGIN = re.compile(r"^(\s*[^:/?#]*:/*).*@", re.DOTALL)
 _UNSAFE = re.compile(r"[/?#\\\s]")
 """What ends a login or is lost in it, so that the rest would be read as something else."""
 _PARAMETER = re.compile(r"([?&](?:[\w-]*(?:token|key|secret|password|signature))=)[^&#\s'\"]+", re.IGNORECASE)
+
+_SECRET = re.compile(
+    r"(token|key|secret|pass|password|passwd|pwd|passphrase|credentials?|auth|authorization|signature)$", re.IGNORECASE
+)
+"""What a name ends with whose value is probably one. Not `tokens`, of which there is mostly a number."""
+_FLAG = re.compile(r"^(-[^=]*)=")
 
 
 def masked(text: str) -> str:
@@ -40,6 +56,30 @@ def is_http(url: str) -> bool:
         return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
     except ValueError:  # a port that is no number
         return False
+
+
+def without_secrets(value: Any) -> Any:
+    """Plain values, for others to see: what stands under names that sound like secrets, or behind such a flag of a
+    command line, is `***`, and texts are `masked`.
+
+    Example: `{"api_key": "a", "n": 2}` and `["--api-key", "a"]` become `{"api_key": "***", "n": 2}` and
+    `["--api-key", "***"]`.
+    """
+    if isinstance(value, str):
+        flag = _FLAG.match(value)
+        return f"{flag[0]}{MASK}" if flag and _SECRET.search(flag[1]) else masked(value)
+    if isinstance(value, Mapping):
+        return {name: _shown(name, inner) for name, inner in value.items()}
+    if isinstance(value, list | tuple):
+        flags = [each if str(each).startswith("-") else None for each in value]
+        return [_shown(before, inner) for before, inner in zip([None, *flags], value, strict=False)]
+    return value
+
+
+def _shown(name: Any, value: Any) -> Any:
+    """name: its key, or the flag before it."""
+    is_secret = isinstance(name, str) and _SECRET.search(name) and value not in (None, "", False, True)
+    return MASK if is_secret else without_secrets(value)
 
 
 def has_unsafe_login(url: str) -> bool:

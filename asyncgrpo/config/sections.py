@@ -243,13 +243,15 @@ class LearnerSection(Section):
 
 
 class WeightsSection(Section):
-    transport: Literal["shared_memory", "nccl"] = "shared_memory"
-    """How weights reach engines: by a file in memory on one host, or by `nccl` between GPUs (never run so far)."""
+    transport: Literal["shared_memory", "nccl", "lora"] = "shared_memory"
+    """How weights reach engines: by a file in memory on one host; by `nccl` between GPUs (never run so far); or only
+    adapters, which engines swap without a pause, while requests end on the one that they began with (`lora`)."""
     shared_memory_dir: PathText = "/dev/shm"
-    """Where snapshots lie; must be visible to the engines."""
+    """Where snapshots and adapters lie; must be visible to the engines."""
     in_flight: InFlight = "keep"
     """Completions under way when a version is published: go on, KV cache computed anew (`keep`); are cut and go on as
-    new requests (`abort_resume`); or end on the old weights while the publish waits (`finish`)."""
+    new requests (`abort_resume`); or end on the old weights while the publish waits (`finish`). With transport `lora`
+    they always end on the old ones, and nothing waits."""
     publish_interval: PositiveInt = 1
     """Publish every so many steps; more than 1 needs buffer.max_staleness of at least one less."""
     publish_timeout: Seconds = 300.0

@@ -13,13 +13,15 @@ from asyncgrpo.errors import ConfigError
 __all__ = ["read_arguments"]
 
 
-def read_arguments(path: str | Path) -> dict[str, Any]:
+def read_arguments(path: str | Path, named_by: Sequence[Path] = ()) -> dict[str, Any]:
     """Names and values of TRL's arguments. A command line may begin with a launcher (`accelerate launch … grpo.py`),
     go over several lines, have comments, and name a YAML file by `--config`, over which it wins.
 
-    Raises ConfigError for a file that is neither.
+    named_by: files whose `--config` led here. Raises ConfigError for a file that is neither, and for one of these.
     """
     path = Path(path)
+    if path.resolve() in named_by:
+        raise ConfigError(f"{path}: --config leads back to this file; name a YAML file of arguments")
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -28,26 +30,27 @@ def read_arguments(path: str | Path) -> dict[str, Any]:
     if path.suffix not in (".yaml", ".yml") and any(
         line.lstrip().startswith("--") or " --" in line for line in text.splitlines()
     ):
-        return _command_line(text, path)
+        return _command_line(text, path, named_by)
     value = yaml_text.parse(text, str(path)).value
     if not isinstance(value, Mapping):
         raise ConfigError(f"{path}: expected TRL's arguments, as `name: value` in YAML or as --name value")
     return {str(name): value for name, value in value.items()}
 
 
-def _command_line(text: str, path: Path) -> dict[str, Any]:
+def _command_line(text: str, path: Path, named_by: Sequence[Path]) -> dict[str, Any]:
     try:
         words = shlex.split(text.replace("\\\n", " "), comments=True)
     except ValueError as error:
         raise ConfigError(f"{path}: not a command line: {error}") from error
-    launcher, words = _without_launcher(words)
+    launcher, words = _without_launcher(words, path)
     arguments = _pairs(launcher) | _pairs(words)
     if "config" in arguments:
-        arguments = read_arguments(path.parent / str(arguments.pop("config"))) | arguments
+        named = path.parent / str(arguments.pop("config"))
+        arguments = read_arguments(named, (*named_by, path.resolve())) | arguments
     return arguments
 
 
-def _without_launcher(words: Sequence[str]) -> tuple[list[str], list[str]]:
+def _without_launcher(words: Sequence[str], path: Path) -> tuple[list[str], list[str]]:
     """What is for accelerate or torchrun (of which only the number of processes says something), and what for TRL."""
     scripts = [index for index, word in enumerate(words) if word.endswith(".py")]
     if not scripts:
@@ -57,7 +60,10 @@ def _without_launcher(words: Sequence[str]) -> tuple[list[str], list[str]]:
     for index, word in enumerate(launch):
         name, equals, value = word.partition("=")
         if name in ("--num_processes", "--nproc_per_node", "--nproc-per-node"):
-            kept = ["--num_processes", value if equals else launch[index + 1]]
+            value = value if equals else next(iter(launch[index + 1 :]), "")
+            if not value or value.startswith("-"):
+                raise ConfigError(f"{path}: {name} has no value; write {name}=N")
+            kept = ["--num_processes", value]
     return kept, list(rest)
 
 

@@ -19,6 +19,8 @@ from asyncgrpo.errors import ConfigError
 __all__ = ["Translation", "translate"]
 
 _BATCH = ("per_device_train_batch_size", "gradient_accumulation_steps", "steps_per_generation", "generation_batch_size")
+TRL_STALENESS = 4
+"""`max_staleness` of TRL's AsyncGRPOConfig, unless it is given."""
 _RENAMED = {
     "model_name_or_path": "model.path",
     "dataset_name": "data.dataset",
@@ -70,6 +72,7 @@ def translate(arguments: Mapping[str, Any]) -> Translation:
     _rewards(rest, said)
     _adapters(rest, said)
     _batch(rest, settings, said)
+    _publishing(rest, said)
     flat = {name: rest.pop(name) for name in list(rest) if name in DOTTED or name in _TAKEN}
     settings |= _acceptable(flat, settings, said)
     for name, value in rest.items():
@@ -143,6 +146,11 @@ def _adapters(rest: dict[str, Any], said: Translation) -> None:
         if "lora_dropout" not in rest:
             rest["lora_dropout"] = 0.05
             said.notes.append("lora.lora_dropout: 0.05 is TRL's default; 0.0, the default here, trains faster")
+        if "lora_target_modules" not in rest:
+            said.notes.append(
+                "lora.lora_target_modules: all-linear, the default here; TRL takes peft's choice for the architecture, "
+                "often q_proj and v_proj alone: name them for the same adapters"
+            )
         return
     if uses is not None:
         said.needless["use_peft"] = "off"
@@ -202,6 +210,25 @@ def _count_steps(rest: dict[str, Any], updates: int, said: Translation) -> None:
             said.notes.append(f"{DOTTED[name]}: {rest[name]} steps of {updates} updates each, for {value} updates")
     if rest.get("save_strategy") == "no" and rest.pop("save_steps", None):
         said.needless["save_steps"] = "has no effect with save_strategy=no, in TRL too"
+
+
+def _publishing(rest: dict[str, Any], said: Translation) -> None:
+    """TRL's AsyncGRPOTrainer publishes every so many steps, and counts staleness in publishes."""
+    interval, staleness = rest.get("weight_sync_steps"), rest.get("max_staleness", TRL_STALENESS)
+    if not (type(interval) is int and interval > 0 and type(staleness) is int and staleness >= 0):
+        return
+    if "publish_interval" in rest:
+        said.left_out["weight_sync_steps"] = "weights.publish_interval is given, and says the same"
+        del rest["weight_sync_steps"]
+        return
+    said.translated["weight_sync_steps"] = "weights.publish_interval"
+    rest["publish_interval"] = rest.pop("weight_sync_steps")
+    if interval > 1:
+        rest["max_staleness"] = interval * (staleness + 1) - 1
+        said.notes.append(
+            f"buffer.max_staleness: {rest['max_staleness']} steps; TRL counts publishes, and {staleness} of {interval} "
+            "steps each, with the steps since the last one, come to as many"
+        )
 
 
 def _acceptable(flat: dict[str, Any], beside: dict[str, Any], said: Translation) -> dict[str, Any]:

@@ -15,6 +15,7 @@ never a reward.
 
 from __future__ import annotations
 
+import copy
 import logging
 import math
 import numbers
@@ -34,9 +35,14 @@ from asyncgrpo.environments.trajectory import Trajectory
 from asyncgrpo.errors import DataError, EnvironmentFailure
 from asyncgrpo.types import Ask, FinishReason, Message, Played, Prompt, PromptText
 from asyncgrpo.user_code.arguments import accepted
+from asyncgrpo.user_code.in_json import json_fault
 from asyncgrpo.user_code.texts import brief
 
 logger = logging.getLogger(__name__)
+
+CHARACTERS_PER_TOKEN = 16
+"""What an environment says is encoded on the event loop, so only if it has at most so many for each token that is left.
+More is taken for too long: hardly anything but runs of one character has tokens of that length."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,17 +102,21 @@ class _Stage:
         reset = getattr(_behind(self._environment), "reset", None)
         if reset is None:
             return
-        columns = {"prompt": self._prompt.prompt, **self._prompt.columns}
+        # A copy: the other samples, and the files of the run, have the prompt as it is.
+        columns = {"prompt": copy.deepcopy(self._prompt.prompt), **self._prompt.columns}
         opening = await self._call("reset", reset, accepted(reset, columns))
         if opening is not None:
             self._open(opening)
 
     def _open(self, opening: PromptText) -> None:
+        most = self._player.limits.max_prompt
         with self._blamed("reset"):
             opening = _checked(opening)
+            count = _characters(opening)
+            if most is not None and count > CHARACTERS_PER_TOKEN * most:
+                raise ValueError(f"made a prompt of {count} characters and more; data.max_prompt_length is {most}")
             text = self._prompt.opened(opening)
             ids = self._player.encode(text, self._prompt.row)
-        most = self._player.limits.max_prompt
         if most is not None and len(ids) > most:
             raise self._failure("reset", f"made a prompt of {len(ids)} tokens; data.max_prompt_length is {most}")
         self._prompt = replace(self._prompt, prompt=text, token_ids=ids, opening=opening)
@@ -136,9 +146,12 @@ class _Stage:
                 return "stop"
             if self._turn == limits.max_turns:
                 return "length"
+            room = limits.max_tokens - len(trajectory)
+            if _characters(turn.messages) > CHARACTERS_PER_TOKEN * room:
+                return "length"
             with self._blamed("step"):
                 given = self._join.given(turn.messages, int(answer.token_ids[-1]))
-            if len(trajectory) + len(given) >= limits.max_tokens:
+            if len(given) >= room:
                 return "length"
             trajectory.given(given)
             said = turn.messages
@@ -155,8 +168,14 @@ class _Stage:
                 raise self._failure("step", "returned neither messages nor done=True: the model has nothing to answer")
         if turn.reward is not None:
             self._rewards.append(self._number("step", turn.reward))
-        self._messages.append(turn.answer or {"role": "assistant", "content": answer.text})
+        self._messages.append(self._answer(turn) or {"role": "assistant", "content": answer.text})
         return turn
+
+    def _answer(self, turn: Turn) -> Message | None:
+        if turn.answer is None or isinstance(self._environment, ToolEnvironment):  # ours
+            return turn.answer
+        with self._blamed("step"):
+            return _checked([turn.answer])[0]  # type: ignore[return-value]
 
     async def _reward(self) -> float | None:
         get_reward = getattr(_behind(self._environment), "get_reward", None)
@@ -192,7 +211,7 @@ class _Stage:
         try:
             return await self._player.calls(function, arguments)
         except CallFailed as error:
-            raise self._failure(what, str(error)) from error
+            raise self._failure(what, f"{error}{error.where}") from error
 
     def _number(self, what: str, value: Any) -> float:
         if hasattr(value, "item") and not isinstance(value, numbers.Real):  # a scalar of NumPy or torch
@@ -221,6 +240,10 @@ def _behind(environment: Any) -> Any:
     return environment.state if isinstance(environment, ToolEnvironment) else environment
 
 
+def _characters(said: PromptText) -> int:
+    return len(said) if isinstance(said, str) else sum(len(str(message["content"])) for message in said)
+
+
 def _checked(messages: Any) -> str | list[Message]:
     """Text as it is. Raises ValueError for what are no chat messages either."""
     if isinstance(messages, str):
@@ -230,4 +253,6 @@ def _checked(messages: Any) -> str | list[Message]:
     for message in messages:
         if not (isinstance(message, Mapping) and isinstance(message.get("role"), str) and "content" in message):
             raise ValueError(f"gave {brief(message)}, which is no message with a role and a content")
+        if fault := json_fault(dict(message)):
+            raise ValueError(f"gave a message of the role {message['role']!r} that has {fault}")
     return [dict(message) for message in messages]

@@ -1,7 +1,8 @@
 """Tools as an environment: calls in an answer are run at once, and what they return are messages of the role `tool`.
 
 A call that cannot be read, names no tool, raises or is late is answered with what went wrong, for the model to learn
-from; the first failure of every kind is logged. An answer without a call ends the trajectory.
+from; the first failure of every kind is logged, with the line that it was raised in. An answer without a call ends the
+trajectory.
 """
 
 from __future__ import annotations
@@ -93,9 +94,10 @@ class ToolEnvironment:
         if tool is None:
             return _error(f"there is no tool {call.name!r}; the tools are {', '.join(self._tools)}")
         try:
-            return _text(await tool.run(tool.call, call.arguments))
+            said: str = await tool.run(tool.call, call.arguments, then=_text)
+            return said
         except CallFailed as error:
-            _log_once(tool.name, str(error))
+            _log_once(tool.name, f"{error}{error.where}")
             return _error(str(error))
 
 

@@ -20,6 +20,7 @@ import msgspec
 from asyncgrpo.config import RunConfig
 from asyncgrpo.config.secrets import masked_url, secret_of
 from asyncgrpo.errors import EngineError, EngineSilent, EngineUnavailable
+from asyncgrpo.generation.adapters import Adapters
 from asyncgrpo.generation.http import ConnectFailed, Http, tls_of
 from asyncgrpo.generation.load import EngineLoad, generated_tokens, parse_load
 from asyncgrpo.generation.request import GENERATE, refusal, sampling_params
@@ -57,6 +58,7 @@ class EngineClient:
         self._vocab_size = vocab_size
         self._key = secret_of(config.engines.api_key_env, "engines.api_key_env")
         self._encoder = msgspec.json.Encoder()
+        self.adapters = Adapters(self._update, self._models)
 
     @property
     def open_requests(self) -> int:
@@ -98,23 +100,25 @@ class EngineClient:
         that are known. Raises as the module says; Aborted when it was cut short.
         """
         max_tokens = self._generation.max_completion_length if max_tokens is None else max_tokens
-        body = {
-            "request_id": request_id,
-            "token_ids": list(token_ids),
-            "sampling_params": sampling_params(self._generation, max_tokens, temperature, ignore_eos=ignore_eos),
-            "stream": False,
-        }
-        request = Request(
-            engine=self.name,
-            incarnation=self._incarnation,
-            max_tokens=max_tokens,
-            vocab_size=self._vocab_size,
-            started_at=time.monotonic(),
-        )
-        with self.activity.request():
+        with self.activity.request(), self.adapters.request() as adapter:
+            body = {
+                "request_id": request_id,
+                "token_ids": list(token_ids),
+                "sampling_params": sampling_params(self._generation, max_tokens, temperature, ignore_eos=ignore_eos),
+                "stream": False,
+                **({} if adapter is None else {"model": adapter}),
+            }
+            request = Request(
+                engine=self.name,
+                incarnation=self._incarnation,
+                max_tokens=max_tokens,
+                vocab_size=self._vocab_size,
+                started_at=time.monotonic(),
+                adapter=adapter,
+            )
             status, answer = await self._post(self._encoder.encode(body), request_id)
             if status >= 300:
-                raise refusal(self.name, self.shown_url, GENERATE, status, bytes(answer))
+                raise refusal(self.name, self.shown_url, GENERATE, status, bytes(answer), adapter)
             return parse_completion(answer, request, time.monotonic())
 
     async def _post(self, body: bytes, request_id: str) -> tuple[int, bytes | memoryview]:
@@ -196,7 +200,15 @@ class EngineClient:
         await self._call("POST", "/update_weight_version", body={"new_version": version})
 
     async def weight_version(self) -> str:
+        """Name of the weights that new requests are sampled from."""
+        if (adapter := await self.adapters.serving()) is not None:
+            return adapter
         return str(self._field(await self._call_json("GET", "/weight_info"), "weight_version", str))
+
+    async def _models(self) -> set[str]:
+        """Names that a request can give: of the model, and of the adapters that the engine has."""
+        models = self._field(await self._call_json("GET", "/v1/models"), "data", list)
+        return {str(model.get("id")) for model in models if isinstance(model, dict)}
 
     async def _update(self, path: str, body: Mapping[str, Any] | None) -> None:
         # Never repeated here: a second start is refused, a second chunk may land in another session.

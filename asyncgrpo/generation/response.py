@@ -46,6 +46,7 @@ class _Choice(msgspec.Struct):
 
 class _Response(msgspec.Struct):
     choices: list[_Choice]
+    model: str | None = None
 
 
 _decoder = msgspec.json.Decoder(_Response)
@@ -86,13 +87,15 @@ NO_TOKENS = Partial(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """What an answer is held against. vocab_size None: only negative token ids are refused."""
+    """What an answer is held against. vocab_size None: only negative token ids are refused. adapter: what was named to
+    sample, so that its version is the version of every token, whatever the engine says of its own weights."""
 
     engine: str
     incarnation: str
     max_tokens: int
     vocab_size: int | None
     started_at: float
+    adapter: str | None = None
 
 
 def parse_completion(body: bytes | memoryview, request: Request, finished_at: float) -> Completion:
@@ -102,10 +105,11 @@ def parse_completion(body: bytes | memoryview, request: Request, finished_at: fl
     engine cut the request short.
     """
     try:
-        choice = _only_choice(body)
+        response = _read(body)
+        choice = response.choices[0]
         if choice.finish_reason not in ("stop", "length", "abort"):
             raise _Invalid(f"finish_reason {choice.finish_reason!r}; known are 'stop', 'length' and 'abort'")
-        tokens = _tokens(choice, request)
+        tokens = _tokens(choice, response.model, request)
     except _Foreign as error:
         raise ForeignWeights(f"engine {request.engine} answered {error}") from None
     except _Invalid as error:
@@ -131,18 +135,19 @@ class _Foreign(_Invalid):
     """The answer is good, but of weights that are not this run's."""
 
 
-def _tokens(choice: _Choice, request: Request) -> Partial:
+def _tokens(choice: _Choice, model: str | None, request: Request) -> Partial:
     if choice.finish_reason == "abort" and not choice.token_ids:
         return NO_TOKENS  # it had not begun: there is no span, and perhaps no list, to be checked
     token_ids = _token_ids(choice, request.max_tokens)
     return Partial(
         token_ids=_known_tokens(token_ids, request.vocab_size),
         behaviour_logprobs=_logprobs(choice, token_ids),
-        versions=_versions(choice, len(token_ids), request.incarnation),
+        versions=_versions(choice, model, len(token_ids), request),
     )
 
 
-def _only_choice(body: bytes | memoryview) -> _Choice:
+def _read(body: bytes | memoryview) -> _Response:
+    """With its only choice."""
     try:
         response = _decoder.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
@@ -152,7 +157,7 @@ def _only_choice(body: bytes | memoryview) -> _Choice:
         raise _Invalid(f"something unreadable ({error}): {excerpt(body)}") from None
     if len(response.choices) != 1:
         raise _Invalid(f"{len(response.choices)} choices to a request for one")
-    return response.choices[0]
+    return response
 
 
 def _is_json_but_for_nan(body: bytes) -> bool:
@@ -223,7 +228,11 @@ def _refuse_logprobs(entries: Sequence[_TokenLogprob], values: np.ndarray) -> No
             )
 
 
-def _versions(choice: _Choice, length: int, incarnation: str) -> np.ndarray:
+def _versions(choice: _Choice, model: str | None, length: int, request: Request) -> np.ndarray:
+    if request.adapter is not None:
+        if model != request.adapter:
+            raise _Foreign(f"tokens of {model!r} to a request that named adapter {request.adapter!r}")
+        return np.full(length, _version(request.adapter, request.incarnation), dtype=np.int32)
     spans = choice.weight_versions
     if spans is None:
         raise _Invalid("no weight_versions; vLLM 0.32 or later is needed")
@@ -233,13 +242,18 @@ def _versions(choice: _Choice, length: int, incarnation: str) -> np.ndarray:
         raise _Invalid(f"weight_versions {shown}, which do not cover {length} tokens exactly")
     versions = np.empty(length, dtype=np.int32)
     for span in spans:
-        try:
-            versions[span.start : span.end] = decode_version(span.version, incarnation)
-        except ValueError as error:
-            raise _Foreign(f"tokens of a foreign policy: {error}; publish a version before generating") from None
-        except OverflowError:
-            raise _Foreign(f"tokens of a foreign policy: no run has a version like {span.version[:40]!r}") from None
+        versions[span.start : span.end] = _version(span.version, request.incarnation)
     return versions
+
+
+def _version(text: str, incarnation: str) -> int:
+    try:
+        version = decode_version(text, incarnation)
+    except ValueError as error:
+        raise _Foreign(f"tokens of a foreign policy: {error}; publish a version before generating") from None
+    if abs(version) >= 2**31:
+        raise _Foreign(f"tokens of a foreign policy: no run has a version like {text[:40]!r}")
+    return version
 
 
 def server_text(body: bytes) -> str:

@@ -7,15 +7,17 @@ import os
 import secrets
 import socket
 import sys
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from asyncgrpo.config import RunConfig
 from asyncgrpo.config.devices import cores_of, gpu_environment, gpus_of
 from asyncgrpo.config.secrets import secret_of
+from asyncgrpo.config.transport_checks import engine_rank, engine_slots
 from asyncgrpo.errors import ConfigError
 from asyncgrpo.generation.hf_overrides import with_float32_head
+from asyncgrpo.generation.request import RUNTIME_ADAPTERS
 
 SERVED_MODEL_NAME = "policy"
 VLLM_MODULE = "vllm.entrypoints.launchers.api_server.entry"
@@ -43,16 +45,18 @@ def engine_specs(
     config: RunConfig,
     model_path: str,
     logs_dir: Path,
-    weight_transfer_backend: str,
+    weight_transfer_backend: str | None,
     module: str = VLLM_MODULE,
 ) -> list[EngineSpec]:
-    """One spec per device of a resolved configuration.
+    """One spec per device of a resolved configuration. weight_transfer_backend: None where adapters are swapped.
 
     Raises ConfigError for a port that is taken, or for arguments that contradict the rest of the configuration.
     """
-    specs = []
+    specs: list[EngineSpec] = []
+    ports: set[int] = set()
     for index, device in enumerate(config.engines.devices):
-        port = _port(config.engines.port + index) if config.engines.port else _free_port()
+        port = _port(config.engines.port + index) if config.engines.port else _free_port(ports)
+        ports.add(port)
         specs.append(
             EngineSpec(
                 name=f"engine-{index}",
@@ -71,7 +75,7 @@ def engine_specs(
 
 
 def vllm_arguments(
-    config: RunConfig, model_path: str, device: str, port: int, seed: int, weight_transfer_backend: str
+    config: RunConfig, model_path: str, device: str, port: int, seed: int, weight_transfer_backend: str | None
 ) -> list[str]:
     """The settings that make the engine's log-probabilities the learner's, and the limits from config.
 
@@ -89,7 +93,6 @@ def vllm_arguments(
         "--logprobs-mode": "processed_logprobs",
         # the model's own generation_config must not change sampling
         "--generation-config": "vllm",
-        "--weight-transfer-config": f'{{"backend":"{weight_transfer_backend}"}}',
         # one API process: /abort_requests and the version counter are per process
         "--api-server-count": 1,
     }
@@ -98,6 +101,11 @@ def vllm_arguments(
     if engines.max_num_seqs is not None:
         arguments["--max-num-seqs"] = engines.max_num_seqs
     flags = ["--enable-scale-out", "--disable-uvicorn-access-log"]  # the first opens /inference/v1/generate
+    if weight_transfer_backend is not None:
+        arguments["--weight-transfer-config"] = f'{{"backend":"{weight_transfer_backend}"}}'
+    if config.weights.transport == "lora":
+        flags.append("--enable-lora")
+        arguments |= {"--max-lora-rank": engine_rank(config.lora), "--max-loras": engine_slots(config)}
     if device.startswith("cuda"):
         arguments["--gpu-memory-utilization"] = engines.gpu_memory_utilization
         arguments["--tensor-parallel-size"] = len(gpus_of(device))
@@ -120,6 +128,7 @@ def vllm_environment(config: RunConfig, device: str, ours: Mapping[str, str]) ->
         "VLLM_NO_USAGE_STATS": "1",
         "VLLM_LOGGING_COLOR": "0",
         "VLLM_API_KEY": secret_of(config.engines.api_key_env, "engines.api_key_env", ours) or "",  # "": none
+        RUNTIME_ADAPTERS: str(config.weights.transport == "lora"),
         "PYTHONUNBUFFERED": "1",
         "PYTHONSAFEPATH": "1",  # like -P, for the Python processes that vLLM starts
     }
@@ -147,12 +156,15 @@ def check_vllm_installed() -> None:
         )
 
 
-def _free_port() -> int:
+def _free_port(others: Collection[int]) -> int:
     """Not one of those that the system gives to connections: another program could be given it until the engine, which
-    takes seconds to start, listens."""
+    takes seconds to start, listens. Nor one of `others`, where nobody listens yet either."""
     for _ in range(100):
+        port = 20_000 + secrets.randbelow(12_000)
+        if port in others:
+            continue
         try:
-            return _port(20_000 + secrets.randbelow(12_000))
+            return _port(port)
         except ConfigError:
             continue
     return _port(0)

@@ -7,11 +7,15 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from asyncgrpo.config import RunConfig
+from asyncgrpo.config.transport_checks import LEAST_SLOTS, largest_rank
 from asyncgrpo.errors import ConfigError
 from asyncgrpo.generation.client import EngineClient
 from asyncgrpo.generation.hf_overrides import FLAG, FLOAT32_HEAD, has_float32_head
+from asyncgrpo.generation.request import RUNTIME_ADAPTERS
 
 DTYPES = ("float32", "bfloat16")
+Check = tuple[str, Any, str, bool]
+"""Flag, what was found, what is needed, whether that fits."""
 
 
 def engine_dtype(info: Mapping[str, Any]) -> str:
@@ -34,8 +38,11 @@ async def with_dtype_of(clients: Sequence[EngineClient], config: RunConfig) -> R
     return config.model_copy(update={"engines": engines})
 
 
-async def verify_settings(clients: Sequence[EngineClient], config: RunConfig, backend: str) -> None:
-    """Raises ConfigError listing every setting that does not fit, with the flag that sets it."""
+async def verify_settings(clients: Sequence[EngineClient], config: RunConfig, backend: str | None) -> None:
+    """Raises ConfigError listing every setting that does not fit, with the flag that sets it.
+
+    backend: of weight transfer; None where adapters are swapped instead.
+    """
     faults: list[str] = []
     for client in clients:
         faults += settings_faults(client, await client.server_info(), config, backend)
@@ -43,17 +50,16 @@ async def verify_settings(clients: Sequence[EngineClient], config: RunConfig, ba
         raise ConfigError("\n".join(faults))
 
 
-def settings_faults(client: EngineClient, info: Mapping[str, Any], config: RunConfig, backend: str) -> list[str]:
+def settings_faults(client: EngineClient, info: Mapping[str, Any], config: RunConfig, backend: str | None) -> list[str]:
     """One line per setting of /server_info that differs from what the run needs."""
     settings = info.get("vllm_config", {})
     model = settings.get("model_config", {})
-    transfer = (settings.get("weight_transfer_config") or {}).get("backend")
     dtype = engine_dtype(info)
     dtypes = DTYPES if config.engines.dtype == "auto" else (config.engines.dtype,)
     longest = model.get("max_model_len") or 0
     completion = max(config.generation.max_completion_length, config.evaluation.max_completion_length or 0)
     needed = completion + (config.data.max_prompt_length or 1)
-    checks = (
+    checks: tuple[Check, ...] = (
         (
             "--logprobs-mode",
             model.get("logprobs_mode"),
@@ -61,7 +67,7 @@ def settings_faults(client: EngineClient, info: Mapping[str, Any], config: RunCo
             model.get("logprobs_mode") == "processed_logprobs",
         ),
         ("--dtype", dtype, " or ".join(dtypes), dtype in dtypes),
-        ("--weight-transfer-config", transfer, f'{{"backend":"{backend}"}}', transfer == backend),
+        *(_transfer_checks(settings, backend) if backend is not None else _adapter_checks(info, config)),
         (
             FLAG,
             json.dumps(model.get("hf_overrides")),
@@ -74,4 +80,22 @@ def settings_faults(client: EngineClient, info: Mapping[str, Any], config: RunCo
         f"engine {client.name} at {client.shown_url} runs with {flag} {found}, and the run needs {wanted}"
         for flag, found, wanted, fits in checks
         if not fits
+    ]
+
+
+def _transfer_checks(settings: Mapping[str, Any], backend: str) -> Sequence[Check]:
+    found = (settings.get("weight_transfer_config") or {}).get("backend")
+    return [("--weight-transfer-config", found, f'{{"backend":"{backend}"}}', found == backend)]
+
+
+def _adapter_checks(info: Mapping[str, Any], config: RunConfig) -> Sequence[Check]:
+    lora = info.get("vllm_config", {}).get("lora_config")
+    if not lora:
+        return [("--enable-lora", False, "it (weights.transport=lora)", False)]
+    rank, slots, needed = lora.get("max_lora_rank") or 0, lora.get("max_loras") or 0, largest_rank(config.lora)
+    swaps = bool(info.get("vllm_env", {}).get(RUNTIME_ADAPTERS))
+    return [
+        (RUNTIME_ADAPTERS, swaps, "True in the environment", swaps),
+        ("--max-lora-rank", rank, f"at least {needed} (lora.lora_r)", rank >= needed),
+        ("--max-loras", slots, f"at least {LEAST_SLOTS}, one for requests under way", slots >= LEAST_SLOTS),
     ]

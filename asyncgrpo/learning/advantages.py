@@ -81,14 +81,6 @@ def normalize_then_sum(rewards_SF: np.ndarray, weights_F: np.ndarray, group_S: n
     return whitened_S
 
 
-def soft_overlong_punishment(lengths_S: np.ndarray, max_length: int, cache: int) -> np.ndarray:
-    """What DAPO (2503.14476, eq. 13) adds to the reward of a long completion: [S] float64 in [-1, 0].
-
-    0 up to max_length - cache tokens, then falling linearly to -1 at max_length.
-    """
-    return np.asarray(np.clip((max_length - cache - lengths_S) / cache, -1.0, 0.0))
-
-
 @dataclass(frozen=True)
 class _Scored:
     """Rewards of the scored samples of a step, and statistics of the groups they are in."""

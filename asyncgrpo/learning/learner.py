@@ -20,13 +20,14 @@ from torch import Tensor
 
 from asyncgrpo.config import RunConfig
 from asyncgrpo.errors import LearnerError
+from asyncgrpo.learning.adapter_snapshot import write_adapter
 from asyncgrpo.learning.batching import Shard
 from asyncgrpo.learning.cutting import is_inert
 from asyncgrpo.learning.export import ADAPTER_FOLDER, export_dtype, export_tensors, share_weights
 from asyncgrpo.learning.lora import BASE_FINGERPRINT, merged_state, save_adapter
 from asyncgrpo.learning.microbatch import MicroBatch, micro_batches, scoring_batch
 from asyncgrpo.learning.model import base_fingerprint, load
-from asyncgrpo.learning.perturbation import perturbed
+from asyncgrpo.learning.perturbation import perturbed, perturbed_adapters
 from asyncgrpo.learning.replayed_baseline import shifts_baseline
 from asyncgrpo.learning.report import Stopwatch, step_metrics
 from asyncgrpo.learning.resume import Resumable
@@ -110,17 +111,21 @@ class Learner:
         return scores
 
     def write_snapshot(self, path: str, version: int, perturbation: int | None = None) -> Snapshot:
-        """Write the policy as a safetensors file that appears at `path` complete.
+        """Write the policy as a safetensors file that appears at `path` complete; with `weights.transport=lora` the
+        adapters alone, as a folder.
 
         With `perturbation`, the weights written are those that `score` uses for the same seed.
         Raises LearnerError if the learner has another version, or the file system too little room.
         """
         if perturbation is None and version != self.version:
             raise LearnerError(f"a snapshot of version {version} was asked of a learner at version {self.version}")
-        started = time.perf_counter()
+        started, dtype = time.perf_counter(), export_dtype(self.config)
         with self._perturbed(perturbation):
-            tensors = export_tensors(self._loaded.model)
-            size = write_safetensors(path, tensors, export_dtype(self.config), {"format": "pt"})
+            if self._publishes_adapters:
+                assert self._loaded.adapted is not None, "weights.transport=lora without adapters is refused"
+                size = write_adapter(path, self._loaded.adapted, dtype, self.config.model.path)
+            else:
+                size = write_safetensors(path, export_tensors(self._loaded.model), dtype, {"format": "pt"})
         return Snapshot(version=version, path=path, bytes=size, seconds=time.perf_counter() - started)
 
     @contextlib.contextmanager
@@ -197,4 +202,10 @@ class Learner:
     def _perturbed(self, seed: int | None) -> contextlib.AbstractContextManager[None]:
         if seed is None:
             return contextlib.nullcontext()
+        if self._publishes_adapters:  # engines have the base model, which nobody perturbs there
+            return perturbed_adapters(self._loaded.model, seed)
         return perturbed(self._loaded.model, self._loaded.model.get_output_embeddings(), seed)
+
+    @property
+    def _publishes_adapters(self) -> bool:
+        return self.config.weights.transport == "lora"

@@ -117,8 +117,18 @@ def save_adapter(adapted: PeftModel, directory: Path, base: str) -> None:
     """Save what trains in peft's format, for peft's own `from_pretrained`. base: path or name of the base model."""
     directory.mkdir(parents=True, exist_ok=True)
     # Not PeftModel.save_pretrained: it may ask the hub about the base model, and adds a card full of blanks.
+    state = adapter_tensors(adapted)
+    save_file({name: tensor.contiguous().cpu() for name, tensor in state.items()}, directory / ADAPTER_WEIGHTS)
+    save_adapter_config(adapted, directory, base)
+
+
+def adapter_tensors(adapted: PeftModel) -> dict[str, Tensor]:
+    """What trains, live, under the names that peft saves it by."""
     state = get_peft_model_state_dict(adapted, adapter_name=ADAPTER, save_embedding_layers=False)
-    save_file({name: tensor.detach().contiguous().cpu() for name, tensor in state.items()}, directory / ADAPTER_WEIGHTS)
+    return {name: tensor.detach() for name, tensor in state.items()}
+
+
+def save_adapter_config(adapted: PeftModel, directory: Path, base: str) -> None:
     config = copy.copy(adapted.peft_config[ADAPTER])
     config.base_model_name_or_path, config.inference_mode = base, True
     config.save_pretrained(str(directory))

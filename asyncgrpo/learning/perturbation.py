@@ -10,7 +10,10 @@ import contextlib
 from collections.abc import Iterator
 
 import torch
+from peft.tuners.lora import LoraLayer
 from torch import Tensor, nn
+
+from asyncgrpo.learning.lora import ADAPTER
 
 NOISE = 0.5
 """Standard deviation of the noise, relative to a tensor's root mean square."""
@@ -43,6 +46,49 @@ def perturbed(model: nn.Module, head: nn.Module, seed: int) -> Iterator[None]:
 
 
 def _scale(tensor: Tensor, is_head: bool) -> float:
-    root_mean_square = float(tensor.float().square().mean().sqrt()) if tensor.numel() else 0.0
+    root_mean_square = _root_mean_square(tensor) if tensor.numel() else 0.0
     scale = NOISE * root_mean_square if root_mean_square else ZERO_NOISE
     return max(scale, HEAD_NOISE / tensor.shape[-1] ** 0.5) if is_head and tensor.ndim == 2 else scale
+
+
+@contextlib.contextmanager
+@torch.no_grad()
+def perturbed_adapters(model: nn.Module, seed: int) -> Iterator[None]:
+    """The same for adapters alone, each of which then changes its layer by NOISE of the layer's own weights; a fresh
+    one has no effect, so that noise relative to it would have none either. All else stays as it is."""
+    layers = [module for module in model.modules() if isinstance(module, LoraLayer)]
+    originals = [(p, p.detach().clone()) for module in layers for p in (_down(module), _up(module))]
+    try:
+        for index, module in enumerate(layers):
+            generator = torch.Generator().manual_seed(seed * 1_000_003 + index)
+            down, up = _down(module), _up(module)
+            down += _noise(down, generator) * _scale(down, is_head=False)
+            wanted = NOISE * _root_mean_square(module.get_base_layer().weight)
+            unit = module.scaling[ADAPTER] * down.shape[0] ** 0.5 * _root_mean_square(down)
+            up += _noise(up, generator) * (wanted / unit)
+        yield
+    finally:
+        for parameter, original in originals:
+            parameter.copy_(original)
+
+
+def _down(module: LoraLayer) -> Tensor:
+    return _weight(module, "lora_A")
+
+
+def _up(module: LoraLayer) -> Tensor:
+    return _weight(module, "lora_B")
+
+
+def _weight(module: LoraLayer, name: str) -> Tensor:
+    weight = getattr(module, name)[ADAPTER].weight
+    assert isinstance(weight, Tensor)
+    return weight
+
+
+def _noise(tensor: Tensor, generator: torch.Generator) -> Tensor:
+    return torch.randn(tensor.shape, generator=generator).to(tensor)
+
+
+def _root_mean_square(tensor: Tensor) -> float:
+    return float(tensor.float().square().mean().sqrt())

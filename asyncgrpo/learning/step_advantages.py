@@ -13,7 +13,9 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from asyncgrpo.config import RunConfig
-from asyncgrpo.learning.advantages import normalize_then_sum, soft_overlong_punishment, sum_then_normalize
+from asyncgrpo.errors import RewardError
+from asyncgrpo.learning.advantages import normalize_then_sum, sum_then_normalize
+from asyncgrpo.overlong import overlong_punishment
 from asyncgrpo.types import Group, Replayed, Sample
 
 
@@ -25,7 +27,7 @@ def step_advantages(
     Statistics of the step (`batch_mean`, `scale_rewards=batch`) are taken over the samples that get advantages anew.
 
     Raises:
-        RewardError: see `advantages.sum_then_normalize`.
+        RewardError: see `advantages.sum_then_normalize`; or a sample has a reward by a function without a weight.
     """
     rows = {group.prompt.row for group in groups} if config.replay.replay_advantages == "pooled" else set()
     pooled = [item.group for item in replayed if item.group.prompt.row in rows]
@@ -63,6 +65,13 @@ def _compare(
     columns = [[_or_nan(sample.rewards.get(name)) for sample in samples] for name in names]
     # The punishment is one more reward, of weight 1, as it is in TRL; but it scores nothing that no function scored.
     columns.append(np.where(np.isnan(rewards_S), np.nan, punishment_S).tolist())
+    if unknown := [name for name in names if name not in reward_weights]:
+        raise RewardError(
+            f"groups of the checkpoint have rewards by {', '.join(map(repr, unknown))}, and there is no function of "
+            f"that name now, only {', '.join(map(repr, reward_weights))}, so they have no weight in "
+            "objective.multi_objective_aggregation=normalize_then_sum; give the function its former name, or start a "
+            "new run"
+        )
     weights = [*(reward_weights[name] for name in names), 1.0]
     return normalize_then_sum(np.array(columns).T, np.array(weights), group_S)
 
@@ -72,7 +81,7 @@ def _punishments(samples: Sequence[Sample], config: RunConfig) -> np.ndarray:
     if cache is None:
         return np.zeros(len(samples))
     lengths_S = np.array([len(sample.completion.token_ids) for sample in samples], dtype=np.int64)
-    return soft_overlong_punishment(lengths_S, config.generation.max_completion_length, cache)
+    return overlong_punishment(lengths_S, config.generation.max_completion_length, cache)
 
 
 def _or_nan(reward: float | None) -> float:

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from asyncgrpo.errors import DataError
+from asyncgrpo.user_code.in_json import json_fault
 
 __all__ = ["brief", "check_kinds", "check_prompts", "is_unicode", "kinds_of", "one_line"]
 
@@ -93,6 +94,8 @@ def _fault(prompt: Any, system_prompt: str | None) -> str | None:
             return f"the {message['role']} message has no content"
         if not isinstance(content, str | list | None):
             return f"the content of the {message['role']} message is {brief(content)}; expected text"
+        if fault := json_fault(message):
+            return f"the {message['role']} message has {fault}"
     if system_prompt is not None and prompt[0]["role"] == "system":
         return "the prompt has a system message already; remove it, or data.system_prompt"
     return None

@@ -1,5 +1,9 @@
 """From completions to rewards: user functions, called so that none can stop the run's event loop.
 
+They are trusted: a plain function runs in a thread of the orchestrator, and one that computes in C without giving up
+Python's lock stops every thread. What the model wrote is evaluated by none of ours in this process: those of
+`builtin/` that must, or that may hang on it, do so in processes that can be killed.
+
 `functions` is the call contract, `importing` finds functions by path, and `values` checks what they return. `calling`
 calls one function, `notes` is what it sees of the run and logs. `builtin/` holds those that come along, `model` is
 reward models, `remote` servers; `binding` tells them what they need to know.

@@ -9,25 +9,29 @@ from __future__ import annotations
 
 import asyncio
 import functools
-import inspect
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from asyncgrpo.config.sections import MAX_CALLS, OnRewardError
-from asyncgrpo.errors import GroupUnscored, RewardError
+from pydantic import ValidationError
+
+from asyncgrpo.config.problems import expectation
+from asyncgrpo.config.sections import MAX_CALLS, OnRewardError, RewardSection
+from asyncgrpo.errors import ConfigError, GroupUnscored, RewardError
 from asyncgrpo.rewards.notes import CallNotes, FailureReason, GroupNotes
 from asyncgrpo.rewards.values import BadValue, read_each
 from asyncgrpo.types import Prompt
 from asyncgrpo.user_code.arguments import accepted
-from asyncgrpo.user_code.texts import raised_in, said
-from asyncgrpo.user_code.threads import await_aside, call_in_thread
+from asyncgrpo.user_code.calls import CallLimit, Late
+from asyncgrpo.user_code.texts import brief, raised_in, said
 
 logger = logging.getLogger(__name__)
 
 RUN_ARGUMENTS = ("trainer_state", "log_metric", "log_extra")
 """What a function may name besides lists with one entry per completion."""
+_SETTINGS = ("name", "weight", "timeout", "on_error", "per_sample", "max_concurrency")
+"""Of a function, as an entry of `rewards` has them too."""
 
 
 class Missing(NamedTuple):
@@ -41,7 +45,8 @@ Reward = float | None | Missing
 
 @dataclass(frozen=True, slots=True)
 class RewardFunction:
-    """One reward: `call` by the contract of `rewards.functions`, `weight` in the sum, `timeout` in seconds per call.
+    """One reward: `call` by the contract of `rewards.functions`, `weight` in the sum, `timeout` in seconds per call
+    (without the wait for its turn).
 
     on_error: what a call that raises, is late or returns nonsense does: end the run, drop its group, or drop those
         samples that have no reward by it. An exception, NaN or nonsense in the place of one reward is such a fault too.
@@ -56,10 +61,12 @@ class RewardFunction:
     on_error: OnRewardError = "stop"
     per_sample: bool = False
     max_concurrency: int = MAX_CALLS
-    _slots: asyncio.Semaphore = field(init=False, repr=False, compare=False)
+    _limit: CallLimit = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "_slots", asyncio.Semaphore(self.max_concurrency))
+        """Raises ConfigError for what an entry of `rewards` could not have either."""
+        _check_settings(self)
+        object.__setattr__(self, "_limit", CallLimit(self.timeout, self.max_concurrency))
 
     async def score(
         self, prompt: Prompt, arguments: Mapping[str, list[Any]], count: int, notes: GroupNotes
@@ -87,42 +94,28 @@ class RewardFunction:
         given = {name: values[piece.start : piece.stop] for name, values in arguments.items()}
         own = CallNotes(len(piece))
         extra = dict(zip(RUN_ARGUMENTS, (notes.state, own.log_metric, own.log_extra), strict=True))
-        async with self._slots:
-            deadline = asyncio.timeout(self.timeout)
-            try:
-                async with deadline:
-                    values = await self._values({**given, **extra}, len(piece))
-            except Exception as error:  # the boundary to user code, which may raise anything
-                reason, what = self._fault(error, is_late=deadline.expired())
-                where = f", sample {piece.start}" if self.per_sample else ""
-                missing = self.missing(prompt, reason, what, notes, where=where, cause=error)
-                return [missing] * len(piece), CallNotes(len(piece))
+
+        def call() -> Any:
+            return self.call(**accepted(self.call, {**given, **extra}))
+
+        try:
+            # Read off the event loop, too: what it returned may have methods of the user's, or wait for a GPU.
+            values = await self._limit.call(call, functools.partial(read_each, count=len(piece)))
+        except Exception as error:  # the boundary to user code, which may raise anything
+            reason, what = self._fault(error)
+            where = f", sample {piece.start}" if self.per_sample else ""
+            missing = self.missing(prompt, reason, what, notes, where=where, cause=error)
+            return [missing] * len(piece), CallNotes(len(piece))
         return [self._reward(prompt, value, notes) for value in values], own.seen()
-
-    async def _values(self, arguments: Mapping[str, Any], count: int) -> list[float | BadValue | None]:
-        returned = await call_in_thread(functools.partial(self._call_and_read, arguments, count))
-        if inspect.isawaitable(returned):
-            returned = await await_aside(returned)
-            returned = await call_in_thread(functools.partial(read_each, returned, count))
-        values: list[float | BadValue | None] = returned
-        return values
-
-    def _call_and_read(self, arguments: Mapping[str, Any], count: int) -> Any:
-        """In the thread of the call, too: what it returned may have methods of the user's, or wait for a GPU.
-
-        The values, or what is to be awaited for them.
-        """
-        returned = self.call(**accepted(self.call, arguments))
-        return returned if inspect.isawaitable(returned) else read_each(returned, count)
 
     def _reward(self, prompt: Prompt, value: float | BadValue | None, notes: GroupNotes) -> Reward:
         if isinstance(value, BadValue):
             return self.missing(prompt, "raised" if value.is_exception else "value", str(value), notes, cause=value)
         return value
 
-    def _fault(self, error: Exception, *, is_late: bool) -> tuple[FailureReason, str]:
-        if is_late:
-            return "late", f"took longer than its timeout of {self.timeout:g} s"
+    def _fault(self, error: Exception) -> tuple[FailureReason, str]:
+        if isinstance(error, Late):
+            return "late", f"took longer than its timeout of {self.timeout:g} s{error}"
         if isinstance(error, BadValue):
             return "value", str(error)
         return "raised", f"{type(error).__name__}: {said(error)}{raised_in(self.call, error)}"
@@ -144,6 +137,18 @@ class RewardFunction:
             logger.warning("left out: %s", message)
             return Missing(message)
         raise (GroupUnscored if self.on_error == "drop_group" else RewardError)(message) from cause
+
+
+def _check_settings(function: RewardFunction) -> None:
+    settings = {name: getattr(function, name) for name in _SETTINGS}
+    try:
+        RewardSection.model_validate({"path": "of:python", **settings}, strict=True)
+    except ValidationError as error:
+        problem = error.errors(include_url=False)[0]
+        name = str(problem["loc"][0])
+        raise ConfigError(
+            f"reward {function.name!r}: {name} is {brief(settings[name])}; expected {expectation(problem)}"
+        ) from error
 
 
 def gravest(failures: ExceptionGroup[RewardError]) -> RewardError:

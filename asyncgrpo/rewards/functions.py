@@ -18,11 +18,12 @@ that is not the orchestrator's.
 from __future__ import annotations
 
 import asyncio
+import copy
 import functools
 import inspect
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, get_args
+from typing import Any
 
 from asyncgrpo.config.sections import MAX_CALLS, OnRewardError
 from asyncgrpo.errors import ConfigError, GroupUnscored, RewardError
@@ -102,7 +103,7 @@ def reward(
 ) -> RewardFunction:
     """A function, or a reward model by its name, with settings of its own, as an entry of `rewards` has them.
 
-    Raises ConfigError for what cannot be called, and for another value of `on_error`.
+    Raises ConfigError for what cannot be called, and for settings that such an entry could not have.
     """
     made: Any = RewardModel(call) if isinstance(call, str) else call
     if hasattr(made, "save_pretrained"):
@@ -111,8 +112,6 @@ def reward(
         raise ConfigError(f"{made!r} is no reward function; give a function, or a reward model by its name")
     if inspect.isclass(made):
         raise ConfigError(f"{made.__name__} is a class; give an instance of it, or a function")
-    if on_error not in get_args(OnRewardError):
-        raise ConfigError(f"on_error={on_error!r}: expected one of {', '.join(get_args(OnRewardError))}")
     return RewardFunction(name or _name(made), weight, timeout, made, on_error, per_sample, max_concurrency)
 
 
@@ -179,10 +178,10 @@ def _arguments(
     messages: list[Any] = [[{"role": "assistant", "content": text}] if chat else text for text in texts]
     for index, each in enumerate(played or ()):
         if each.messages is not None:
-            messages[index] = [dict(message) for message in each.messages]
+            messages[index] = copy.deepcopy(list(each.messages))
     return {
         **{name: [value] * count for name, value in prompt.columns.items()},
-        "prompts": [[dict(m) for m in prompt.prompt] if chat else prompt.prompt for _ in range(count)],  # type: ignore[arg-type]
+        "prompts": [copy.deepcopy(list(prompt.prompt)) if chat else prompt.prompt for _ in range(count)],
         "completions": messages,
         "completion_ids": [completion.token_ids.tolist() for completion in completions],
         **({} if played is None else {ENVIRONMENT_REWARD: [each.reward for each in played]}),

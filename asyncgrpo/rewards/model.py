@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import itertools
 import json
+import logging
 import os
 import subprocess
 import sys
@@ -25,6 +26,8 @@ from asyncgrpo.concurrency import deadline
 from asyncgrpo.config.devices import cores_of, gpu_environment, gpus_of
 from asyncgrpo.config.resolve import Machine, locate_model
 from asyncgrpo.errors import ConfigError, RewardError
+
+logger = logging.getLogger(__name__)
 
 PROGRAM = "asyncgrpo.rewards.model_process"
 _LAST_WORDS = 1500  # characters
@@ -150,20 +153,21 @@ class _Process:
         self.has_ended = False
         self._waiting: dict[int, Future[list[Any]]] = {}
         self._numbers, self._lock = itertools.count(), threading.Lock()
-        self._outbox: SimpleQueue[dict[str, Any] | None] = SimpleQueue()
+        self._outbox: SimpleQueue[bytes | None] = SimpleQueue()
         for work in (self._write, self._read):
             threading.Thread(target=work, name="reward-model", daemon=True).start()
 
     def ask(self, texts: list[Any]) -> tuple[int, Future[list[Any]]]:
-        """texts: strings, or lists of messages."""
+        """texts: strings, or lists of messages. Raises ModelFailed for those that cannot be sent."""
         reply: Future[list[Any]] = Future()
+        number = next(self._numbers)
+        line = _line({"id": number, "texts": texts})
         with self._lock:
-            number = next(self._numbers)
             if self.has_ended:
                 reply.set_exception(ModelFailed("its process has ended"))
             else:
                 self._waiting[number] = reply
-        self._outbox.put({"id": number, "texts": texts})
+        self._outbox.put(line)
         return number, reply
 
     def forget(self, number: int) -> None:
@@ -171,7 +175,7 @@ class _Process:
         with self._lock:
             reply = self._waiting.pop(number, None)
         if reply is not None:
-            self._outbox.put({"cancel": number})
+            self._outbox.put(_line({"cancel": number}))
 
     def end(self) -> None:
         self._process.kill()
@@ -181,26 +185,34 @@ class _Process:
     def _write(self) -> None:
         pipe = self._process.stdin
         assert pipe is not None
-        with contextlib.suppress(OSError):  # it has ended, as `_read` sees
-            while (message := self._outbox.get()) is not None:
-                pipe.write(json.dumps(message).encode() + b"\n")
-                pipe.flush()
-        with contextlib.suppress(OSError):
-            pipe.close()
+        try:
+            with contextlib.suppress(OSError):  # it has ended, as `_read` sees
+                while (line := self._outbox.get()) is not None:
+                    pipe.write(line)
+                    pipe.flush()
+        finally:
+            with contextlib.suppress(OSError):
+                pipe.close()  # without which the process ends, too
 
     def _read(self) -> None:
         assert self._process.stdout is not None
         why = ""
-        with self._process.stdout as lines:
-            for line in lines:
-                message = json.loads(line)
-                if "ready" in message:
-                    self.ready.set_result(None)
-                elif "refused" in message:
-                    why = message["refused"]
-                else:
-                    self._deliver(message)
-        self._has_ended(why)
+        try:
+            with self._process.stdout as lines:
+                for line in lines:
+                    message = json.loads(line)
+                    if "ready" in message:
+                        self.ready.set_result(None)
+                    elif "refused" in message:
+                        why = message["refused"]
+                    else:
+                        self._deliver(message)
+        except Exception as error:  # whatever it was: who waits is told, and the next call starts another process
+            why = f"what its process said cannot be read: {type(error).__name__}: {error}"
+            logger.exception("reward model")
+        finally:
+            self._process.kill()
+            self._has_ended(why)
 
     def _deliver(self, message: dict[str, Any]) -> None:
         with self._lock:
@@ -227,3 +239,10 @@ class _Process:
         for reply in waiting:
             if reply.set_running_or_notify_cancel():
                 reply.set_exception(error)
+
+
+def _line(message: dict[str, Any]) -> bytes:
+    try:
+        return json.dumps(message).encode() + b"\n"
+    except (TypeError, ValueError, RecursionError) as error:
+        raise ModelFailed(f"prompt and completion cannot be sent as JSON: {error}") from error

@@ -51,7 +51,7 @@ class Scorer:
             raise Refused(f"it has {loaded.config.num_labels} labels; a reward model has one (num_labels=1)")
         text_config = loaded.config.get_text_config()
         text_config.pad_token_id = loaded.config.pad_token_id = self._tokenizer.pad_token_id
-        self._longest: int | None = getattr(text_config, "max_position_embeddings", None)
+        self._longest = _most_tokens(loaded)
         self._device = torch.device("cuda" if on_gpu else "cpu")
         self._model = loaded.to(self._device).eval()
 
@@ -78,6 +78,16 @@ class Scorer:
         logits = self._model(**padded.to(self._device)).logits
         scores: list[float] = logits[:, 0].float().tolist()
         return scores
+
+
+def _most_tokens(model: Any) -> int | None:
+    """Of one text. RoBERTa and its kin count positions from behind the padding's, so have fewer than they are told."""
+    for name, module in model.named_modules():
+        if name.endswith("position_embeddings") and isinstance(module, torch.nn.Embedding):
+            first = 0 if module.padding_idx is None else module.padding_idx + 1
+            return module.num_embeddings - first
+    most: int | None = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+    return most
 
 
 def serve(scorer: Scorer, inbox: SimpleQueue[dict[str, Any]], batch_size: int, replies: int) -> None:

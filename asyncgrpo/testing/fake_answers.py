@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 from aiohttp import web
 
+from asyncgrpo.generation.request import RUNTIME_ADAPTERS
 from asyncgrpo.testing.fake_core import FakeCore
 from asyncgrpo.testing.fake_request import CoreRequest
 
@@ -75,7 +76,7 @@ def generate_answer(request: CoreRequest, model: str) -> dict[str, Any]:
     }
     return {
         "request_id": f"generate-tokens-{request.request_id}",
-        "model": model,
+        "model": model if request.adapter is None else request.adapter.name,
         "created": int(time.time()),
         "output_mode": "tokens",
         "usage": {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion},
@@ -117,11 +118,16 @@ def metrics(core: FakeCore, model: str) -> str:
 
 def models(core: FakeCore, model: str) -> dict[str, Any]:
     entry = {"id": model, "object": "model", "owned_by": "vllm", "root": model, "max_model_len": core.max_model_len}
-    return {"object": "list", "data": [entry]}
+    adapters = [
+        {"id": name, "object": "model", "owned_by": "vllm", "root": adapter.path, "parent": model}
+        for name, adapter in core.adapters.loaded.items()
+    ]
+    return {"object": "list", "data": [entry, *adapters]}
 
 
-def server_info(core: FakeCore, model: str) -> dict[str, Any]:
+def server_info(core: FakeCore, model: str, *, has_adapter_routes: bool) -> dict[str, Any]:
     """The few settings of the hundreds in vLLM's answer that a client has reason to check."""
+    limits = core.adapters.limits
     model_config = {
         "model": model,
         "dtype": core.model.dtype,
@@ -134,7 +140,8 @@ def server_info(core: FakeCore, model: str) -> dict[str, Any]:
             "model_config": model_config,
             "scheduler_config": {"max_num_seqs": core.max_num_seqs},
             "weight_transfer_config": {"backend": core.transfer_backend},
+            "lora_config": limits and {"max_lora_rank": limits.max_rank, "max_loras": limits.max_loras},
         },
-        "vllm_env": {"VLLM_SERVER_DEV_MODE": True},
+        "vllm_env": {"VLLM_SERVER_DEV_MODE": True, RUNTIME_ADAPTERS: has_adapter_routes},
         "system_env": {},
     }

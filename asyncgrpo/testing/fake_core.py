@@ -15,6 +15,7 @@ from typing import Any, Literal
 
 import torch
 
+from asyncgrpo.testing.fake_adapters import FakeAdapter, FakeAdapters, adapted
 from asyncgrpo.testing.fake_model import FakeModel
 from asyncgrpo.testing.fake_request import CoreRequest
 
@@ -39,8 +40,9 @@ class FakeCore:
         seed: int,
         transfer_backend: str,
         kv_blocks: int,
+        adapters: FakeAdapters,
     ) -> None:
-        self.model = model
+        self.model, self.adapters = model, adapters
         self.kv_blocks = kv_blocks
         self.transfer_backend = transfer_backend
         self.max_num_seqs, self.max_model_len = max_num_seqs, max_model_len
@@ -76,7 +78,9 @@ class FakeCore:
         finally:
             self._die()  # nobody shall wait for steps that do not come
 
-    async def generate(self, request_id: str, prompt: tuple[int, ...], params: Mapping[str, Any]) -> CoreRequest:
+    async def generate(
+        self, request_id: str, prompt: tuple[int, ...], params: Mapping[str, Any], adapter: FakeAdapter | None = None
+    ) -> CoreRequest:
         """Queue a request and return it finished. Raises EngineDead. A cancelled caller takes its request along."""
         if self.dead:
             raise EngineDead
@@ -90,6 +94,7 @@ class FakeCore:
                 zlib.crc32(f"{self._seed}:{request_id}".encode()) if seed is None else int(seed)
             ),
             finished=asyncio.get_running_loop().create_future(),
+            adapter=adapter,
         )
         self.requests.append(request)
         await self._announce()
@@ -165,12 +170,17 @@ class FakeCore:
         if self.paused is not None:
             candidates = [request for request in candidates if request in self._draining]
         batch: list[CoreRequest] = []
-        blocks = 0
+        blocks, used = 0, set[FakeAdapter]()
+        most = self.adapters.limits.max_loras if self.adapters.limits else 0
         for request in candidates[: self.max_num_seqs]:
+            if request.adapter is not None and len(used | {request.adapter}) > most:
+                continue  # until one of the others is not needed any more
             blocks += request.blocks
             if batch and blocks > self.kv_blocks:
                 break
             batch.append(request)
+            if request.adapter is not None:
+                used.add(request.adapter)
         return batch
 
     def _preempt(self, requests: Sequence[CoreRequest]) -> None:
@@ -187,12 +197,7 @@ class FakeCore:
         if not self._weights_whole:
             self._die()
             return
-        sampled, reported = await asyncio.to_thread(
-            self.model.distributions,
-            [[*request.prompt, *request.token_ids] for request in batch],
-            [request.params.get("temperature", 1.0) for request in batch],
-        )
-        for request, probabilities, logprobs in zip(batch, sampled, reported, strict=True):
+        for request, probabilities, logprobs in await asyncio.to_thread(self._distributions, batch):
             token = _choose(request, probabilities)
             request.token_ids.append(token)
             request.logprobs.append((float(logprobs[token]), int((logprobs > logprobs[token]).sum()) + 1))
@@ -202,6 +207,19 @@ class FakeCore:
                 _finish(request, reason)
                 if request in self.requests:
                     self.requests.remove(request)
+
+    def _distributions(self, batch: list[CoreRequest]) -> list[tuple[CoreRequest, torch.Tensor, torch.Tensor]]:
+        """What each request samples from, and what is told of it."""
+        found: list[tuple[CoreRequest, torch.Tensor, torch.Tensor]] = []
+        for adapter in dict.fromkeys(request.adapter for request in batch):
+            mine = [request for request in batch if request.adapter is adapter]
+            with adapted(self.model.module, adapter):
+                sampled, reported = self.model.distributions(
+                    [[*request.prompt, *request.token_ids] for request in mine],
+                    [request.params.get("temperature", 1.0) for request in mine],
+                )
+            found += zip(mine, sampled, reported, strict=True)
+        return found
 
     def _finish_reason(self, request: CoreRequest, token: int) -> Literal["stop", "length"] | None:
         if token in self.model.end_tokens and not request.params.get("ignore_eos"):

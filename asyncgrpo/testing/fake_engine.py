@@ -26,7 +26,9 @@ from typing import Any, Self
 
 from aiohttp import web
 
+from asyncgrpo.generation.request import RUNTIME_ADAPTERS
 from asyncgrpo.testing import fake_answers
+from asyncgrpo.testing.fake_adapters import AdapterLimits, AdapterRefused, FakeAdapters
 from asyncgrpo.testing.fake_core import EngineDead, FakeCore, Script
 from asyncgrpo.testing.fake_model import FakeModel
 from asyncgrpo.testing.fake_routes import Call, Routes, never
@@ -43,6 +45,7 @@ class FakeEngine:
     of that name. raw_logprobs: as with `--logprobs-mode raw_logprobs`. kv_blocks: size of the KV cache, as with
     `--num-gpu-blocks-override`; requests that outgrow it are preempted. on_death: what the fault "die" does.
     records: keep requests and answers, for tests to look at. api_key: as vLLM's; it guards what vLLM guards with it.
+    adapters: as with `--enable-lora`. runtime_adapters: as with VLLM_ALLOW_RUNTIME_LORA_UPDATING.
     """
 
     def __init__(
@@ -66,6 +69,8 @@ class FakeEngine:
         on_death: Callable[[], None] | None = None,
         records: bool = True,
         api_key: str | None = None,
+        adapters: AdapterLimits | None = None,
+        runtime_adapters: bool = True,
     ) -> None:
         self.model = FakeModel(folder, raw_logprobs=raw_logprobs)
         self.model.hf_overrides = dict(hf_overrides or {})
@@ -84,7 +89,8 @@ class FakeEngine:
             transfer_backend=transfer_backend,
             kv_blocks=kv_blocks,
         )
-        self._scale_out, self._dev_mode = scale_out, dev_mode
+        self._scale_out, self._dev_mode, self._runtime_adapters = scale_out, dev_mode, runtime_adapters
+        self._adapter_limits = adapters
         self._on_death = on_death or self.close_sockets
         self._records = records
         self._api_key = api_key
@@ -97,8 +103,11 @@ class FakeEngine:
         return [call for call in self.requests if call.path == path]
 
     async def __aenter__(self) -> Self:
-        self.core = FakeCore(self.model, **self._core_settings)
-        self._routes = Routes(self.core, self.folder).table(scale_out=self._scale_out, dev_mode=self._dev_mode)
+        adapters = FakeAdapters(self.model.module, self.folder, self._adapter_limits)
+        self.core = FakeCore(self.model, adapters=adapters, **self._core_settings)
+        self._routes = Routes(self.core, self.folder).table(
+            scale_out=self._scale_out, dev_mode=self._dev_mode, runtime_adapters=self._runtime_adapters
+        )
         app = web.Application(client_max_size=2**28)
         app.router.add_route("*", "/{path:.*}", self._handle)
         # A client that hangs up cancels its request, as in vLLM.
@@ -157,6 +166,8 @@ class FakeEngine:
             return fake_answers.error(500, "EngineCore encountered an issue. See stack trace for the root cause.")
         except fake_answers.BadRequest as error:
             return fake_answers.error(400, str(error))
+        except AdapterRefused as error:
+            return fake_answers.error(error.status, str(error))
         except (RuntimeError, KeyError, ValueError, OSError) as error:
             return fake_answers.error(500, str(error))
 
@@ -206,6 +217,8 @@ async def _serve(arguments: argparse.Namespace) -> None:
         on_death=lambda: os._exit(1),
         records=False,
         api_key=os.environ.get("VLLM_API_KEY"),
+        adapters=AdapterLimits(arguments.max_lora_rank, arguments.max_loras) if arguments.enable_lora else None,
+        runtime_adapters=os.environ.get(RUNTIME_ADAPTERS, "").lower() in ("1", "true"),
     )
     async with engine:
         print(f"fake engine at {engine.url}", flush=True)
@@ -225,6 +238,9 @@ def main() -> None:
     parser.add_argument("--hf-overrides", type=json.loads)
     parser.add_argument("--weight-transfer-config", type=json.loads, default={"backend": "none"})
     parser.add_argument("--enable-scale-out", action="store_true")
+    parser.add_argument("--enable-lora", action="store_true")
+    parser.add_argument("--max-lora-rank", type=int, default=16)
+    parser.add_argument("--max-loras", type=int, default=1)
     parser.add_argument("--token-seconds", type=float, default=0.0, help="not vLLM's: seconds per step")
     parser.add_argument("--faults", default="[]", help="not vLLM's: JSON list of faults")
     asyncio.run(_serve(parser.parse_known_args()[0]))

@@ -32,6 +32,11 @@ class FakeModel:
         self.dtype = str(torch.float32)
         self.hf_overrides: dict[str, Any] = {}
 
+    @property
+    def module(self) -> torch.nn.Module:
+        module: torch.nn.Module = self._model
+        return module
+
     @torch.inference_mode()
     def distributions(
         self, contexts: Sequence[Sequence[int]], temperatures: Sequence[float]

@@ -10,6 +10,8 @@ from typing import Any
 
 import torch
 
+from asyncgrpo.testing.fake_adapters import FakeAdapter
+
 BLOCK_TOKENS = 16
 """Tokens in one block of the KV cache."""
 
@@ -30,6 +32,8 @@ class CoreRequest:
     """Log-probability and rank of each token."""
     versions: list[str] = field(default_factory=list)
     stop_reason: int | None = None
+    adapter: FakeAdapter | None = None
+    """What samples it; None: the model itself."""
     holds_cache: bool = False
     """It is being computed: its tokens are in the KV cache."""
 

@@ -12,6 +12,7 @@ from typing import Any, NoReturn
 
 from aiohttp import web
 
+from asyncgrpo.generation.request import LOAD_ADAPTER, UNLOAD_ADAPTER
 from asyncgrpo.testing import fake_answers
 from asyncgrpo.testing.fake_core import FakeCore
 from asyncgrpo.testing.faults import FINISH, GENERATE, START, UPDATE, Fault, spoil
@@ -43,7 +44,7 @@ class Routes:
         self._core = core
         self._model = model
 
-    def table(self, *, scale_out: bool, dev_mode: bool) -> dict[tuple[str, str], Handler]:
+    def table(self, *, scale_out: bool, dev_mode: bool, runtime_adapters: bool) -> dict[tuple[str, str], Handler]:
         """Method and path to handler, of a server started with these settings."""
         always: dict[tuple[str, str], Handler] = {
             ("GET", "/health"): self._health,
@@ -51,6 +52,10 @@ class Routes:
             ("GET", "/v1/models"): self._models,
             ("POST", GENERATE): self._generate if scale_out else self._scale_out_disabled,
         }
+        if runtime_adapters:
+            always[("POST", LOAD_ADAPTER)] = self._load_adapter
+            always[("POST", UNLOAD_ADAPTER)] = self._unload_adapter
+        self._has_adapter_routes = runtime_adapters
         development: dict[tuple[str, str], Handler] = {
             ("POST", "/pause"): self._pause,
             ("POST", "/resume"): self._resume,
@@ -69,11 +74,23 @@ class Routes:
     async def _generate(self, call: Call) -> web.Response:
         body = call.body
         prompt, params = fake_answers.read_generate(body, self._core)
-        finished = await self._core.generate(body["request_id"], prompt, params)
+        adapter = self._core.adapters.named(body.get("model"))
+        finished = await self._core.generate(body["request_id"], prompt, params, adapter)
         answer = fake_answers.generate_answer(finished, self._model)
         if call.fault is not None:
             answer = spoil(answer, call.fault.kind)
         return web.json_response(answer)
+
+    async def _load_adapter(self, call: Call) -> web.Response:
+        name, path = (fake_answers.field(call.body, key, str) for key in ("lora_name", "lora_path"))
+        await self._alive()
+        self._core.adapters.load(name, path, ignore=call.fault is not None and call.fault.kind == "ignore")
+        return web.Response(text=f"Success: LoRA adapter '{name}' added successfully.")
+
+    async def _unload_adapter(self, call: Call) -> web.Response:
+        name = fake_answers.field(call.body, "lora_name", str)
+        self._core.adapters.unload(name)
+        return web.Response(text=f"Success: LoRA adapter '{name}' removed successfully.")
 
     async def _scale_out_disabled(self, call: Call) -> web.Response:
         return fake_answers.error(
@@ -90,7 +107,8 @@ class Routes:
         return web.json_response(fake_answers.models(self._core, self._model))
 
     async def _server_info(self, call: Call) -> web.Response:
-        return web.json_response(fake_answers.server_info(self._core, self._model))
+        has_routes = self._has_adapter_routes
+        return web.json_response(fake_answers.server_info(self._core, self._model, has_adapter_routes=has_routes))
 
     async def _pause(self, call: Call) -> web.Response:
         mode = call.query.get("mode", "abort")

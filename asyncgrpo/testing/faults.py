@@ -25,8 +25,8 @@ Kind = Literal[
     "die",  # the engine's process ends (in a test process: every socket of it closes)
     # after the request is done
     "lost_answer",  # close the connection without saying so
-    # instead of what /update_weights should do, while answering 200
-    "ignore",  # keep the old weights
+    # instead of what /update_weights or /v1/load_lora_adapter should do, while answering 200
+    "ignore",  # keep the old weights; of an adapter: sample with the model itself
     "old_head",  # load everything but the output head
     # to the answer of a generate request
     "null_logprob",

@@ -10,12 +10,21 @@ from __future__ import annotations
 import asyncio
 import functools
 import inspect
+import os
+import selectors
+import sys
 import threading
 from collections.abc import Awaitable, Callable
-from typing import Any
+from types import FrameType
+from typing import Any, NamedTuple
 
 from asyncgrpo.concurrency import aside, raisable
 from asyncgrpo.user_code.texts import said
+
+PATIENCE_SECONDS = 0.5
+"""A loop that does not answer for so long is held up."""
+_LOOPS_OWN = (os.path.dirname(asyncio.__file__) + os.sep, threading.__file__, selectors.__file__)
+"""Files of what runs a loop."""
 
 
 async def call_in_thread(function: Callable[[], Any]) -> Any:
@@ -49,7 +58,7 @@ async def await_aside(awaitable: Awaitable[Any]) -> Any:
         except BaseException as raised:  # handed to whoever waits
             return None, raisable(raised, said(raised))
 
-    loop = _loop_of_user_code()
+    loop = _loop_of_user_code().loop
     try:
         result, error = await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(outcome(), loop))
     finally:
@@ -65,8 +74,41 @@ def close_unstarted(result: Any) -> None:
         result.close()
 
 
+async def held_up() -> str:
+    """For the message about an `await_aside` that was late: which function holds up the loop that all share, and where,
+    as one that computes or sleeps without `await`. Empty if the loop answers."""
+    shared = _loop_of_user_code()
+    try:
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(asyncio.sleep(0), shared.loop))
+    except TimeoutError:
+        if where := _users_line(sys._current_frames().get(shared.thread.ident or 0)):
+            return (
+                f"; the event loop that async functions share does not answer: {where} blocks it; have it await, "
+                "or make it a plain function"
+            )
+    return ""
+
+
+def _users_line(frame: FrameType | None) -> str:
+    """`name (file.py:12)`: the outermost function on a stack that is neither the event loop's nor ours."""
+    found = ""
+    while frame is not None:
+        code = frame.f_code
+        if not code.co_filename.startswith((*_LOOPS_OWN, __file__)):
+            found = f"{code.co_qualname} ({code.co_filename}:{frame.f_lineno})"
+        frame = frame.f_back
+    return found
+
+
+class _Shared(NamedTuple):
+    loop: asyncio.AbstractEventLoop
+    thread: threading.Thread
+
+
 @functools.cache
-def _loop_of_user_code() -> asyncio.AbstractEventLoop:
+def _loop_of_user_code() -> _Shared:
     loop = asyncio.new_event_loop()
-    threading.Thread(target=loop.run_forever, name="reward-loop", daemon=True).start()
-    return loop
+    thread = threading.Thread(target=loop.run_forever, name="reward-loop", daemon=True)
+    thread.start()
+    return _Shared(loop, thread)

@@ -22,8 +22,8 @@ class NcclSender(Protocol):
 
 
 class NcclTransport:
-    backend = "nccl"
     holds_learner = True
+    holds_engines = True
 
     def __init__(self, learner: NcclSender) -> None:
         self._learner = learner

@@ -2,9 +2,9 @@
 
     prepare (learner writes a snapshot; engines generate)  ->  per engine: pause -> load -> name the version -> resume
 
-Invariants: an engine resumes only with complete weights under the right name, or not at all. One engine never loads two
-versions at once. It is said to serve only while it is a member, and members have the latest version or are loading it;
-an engine that left becomes one again by `join`.
+Where adapters are swapped there is no pause. Invariants: an engine resumes only with complete weights under the right
+name, or not at all. One engine never loads two versions at once. It is said to serve only while it is a member, and
+members have the latest version or are loading it; an engine that left becomes one again by `join`.
 """
 
 from __future__ import annotations
@@ -27,6 +27,20 @@ INCOMPLETE = "incomplete"
 """Name on the wire of weights that were cut short: tokens under it are refused as foreign."""
 
 
+class AdapterControl(Protocol):
+    """What swapping adapters needs of an engine."""
+
+    current: str | None
+    """What new requests name."""
+
+    @property
+    def in_use(self) -> Collection[str]:
+        """The current one, and those that requests without an answer name."""
+
+    async def load(self, name: str, path: str) -> None: ...
+    async def unload(self, name: str) -> None: ...
+
+
 class EngineControl(Protocol):
     """What publishing needs of an engine."""
 
@@ -34,6 +48,8 @@ class EngineControl(Protocol):
     def name(self) -> str: ...
     @property
     def url(self) -> str: ...
+    @property
+    def adapters(self) -> AdapterControl: ...
     async def pause(self, in_flight: InFlight = ...) -> None: ...
     async def resume(self) -> None: ...
     async def init_weight_transfer(self, init_info: Mapping[str, Any]) -> None: ...
@@ -46,10 +62,10 @@ class EngineControl(Protocol):
 class Transport(Protocol):
     """One way for weights to travel."""
 
-    backend: str
-    """Name of vLLM's worker-side engine."""
     holds_learner: bool
     """Weights leave the learner while an engine loads them, so no step may train meanwhile."""
+    holds_engines: bool
+    """Weights of an engine are replaced, so it has to be paused meanwhile."""
 
     async def connect(self, engines: Sequence[EngineControl]) -> None:
         """Before their first version, and once more when they come back."""
@@ -58,7 +74,7 @@ class Transport(Protocol):
         """Make `version` ready to load, while engines generate."""
 
     async def load(self, engine: EngineControl, snapshot: Snapshot, wire_version: str) -> None:
-        """Load it into a paused engine: start, update, finish."""
+        """Load it into an engine, which is paused if it has to be."""
 
     def discard_but(self, keep: Collection[Snapshot]) -> None:
         """No engine needs any other, whether it was prepared or its preparing was cut short."""
@@ -71,7 +87,7 @@ class PublishReport:
     prepare_seconds: float
     """The learner was busy for that long; engines generated."""
     paused_seconds: Mapping[str, float] = field(default_factory=dict)
-    """By engine that serves it: from the call that paused it to the one that resumed it."""
+    """By engine that serves it: from the call that paused it to the one that resumed it. 0 if it was not."""
 
 
 class _Left(Exception):
@@ -244,31 +260,43 @@ class Publisher:
 
     async def _pause_and_load(self, seat: _Seat, named: _Named) -> float:
         """Seconds it was paused."""
-        engine, started = seat.engine, time.monotonic()
+        engine, paused = seat.engine, 0.0
         what = f"publish of version {named.version} to {engine.name}"
-        seat.is_paused = seat.was_paused = True
         seat.given = None
         try:
             async with deadline(self._timeout, PublishError, what):
-                await engine.pause(self._in_flight)
-                await self._load_with_one_retry(engine, named)
-                await engine.resume()
+                if self._transport.holds_engines:
+                    paused = await self._load_paused(seat, named)
+                else:
+                    await self._load_with_one_retry(engine, named)
         except EngineError as error:
             raise PublishError(f"{what} failed: {error}") from error
+        seat.given = named
+        return paused
+
+    async def _load_paused(self, seat: _Seat, named: _Named) -> float:
+        """Seconds from pause to resume. After an error it stays paused."""
+        engine, started = seat.engine, time.monotonic()
+        seat.is_paused = seat.was_paused = True
+        try:
+            await engine.pause(self._in_flight)
+            await self._load_with_one_retry(engine, named)
+            await engine.resume()
         finally:
             seat.is_paused = False
-        seat.given = named
         return time.monotonic() - started
 
     async def _load_with_one_retry(self, engine: EngineControl, named: _Named) -> None:
-        """A failed load leaves the engine paused and without weights: only a whole load mends it."""
+        """A failed load leaves a paused engine without weights: only a whole load mends it."""
         try:
             await self._transport.load(engine, named.snapshot, named.wire_version)
         except EngineError as error:
             logger.warning("load of version %d into %s failed, once more: %s", named.version, engine.name, error)
-            # An update that was cut short may still be open, and then no other can start. If none is, this is refused.
-            with contextlib.suppress(EngineError):
-                await engine.finish_weight_update(INCOMPLETE)
+            if self._transport.holds_engines:
+                # An update that was cut short may still be open, and then no other can start. If none is, this is
+                # refused.
+                with contextlib.suppress(EngineError):
+                    await engine.finish_weight_update(INCOMPLETE)
             await self._transport.load(engine, named.snapshot, named.wire_version)
 
     def _discard(self) -> None:

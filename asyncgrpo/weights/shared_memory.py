@@ -8,7 +8,6 @@ from typing import Protocol
 from asyncgrpo.types import Snapshot
 from asyncgrpo.weights.publisher import EngineControl
 from asyncgrpo.weights.snapshots import SnapshotStore
-from asyncgrpo.weights.vllm_plugin import BACKEND
 
 
 class SnapshotWriter(Protocol):
@@ -16,8 +15,8 @@ class SnapshotWriter(Protocol):
 
 
 class SharedMemoryTransport:
-    backend = BACKEND
     holds_learner = False
+    holds_engines = True
 
     def __init__(self, store: SnapshotStore, learner: SnapshotWriter) -> None:
         self._store = store

@@ -1,7 +1,8 @@
 """Where snapshots lie: one folder per run, on a file system in memory.
 
-Invariants: a snapshot file is complete from the moment it has its name and never changes. The folder goes when the run
-ends; after kill -9 a guardian removes it, and whatever still remains is swept by the next run on the machine.
+Invariants: a snapshot, file or folder, is complete from the moment it has its name and never changes. The run's folder
+goes when it ends; after kill -9 a guardian removes it, and whatever still remains is swept by the next run on the
+machine.
 """
 
 from __future__ import annotations
@@ -73,6 +74,11 @@ class SnapshotStore:
         )
         os.close(read_end)
 
+    def _mind_guardian(self) -> None:
+        if self._guardian.poll() is not None:  # killed
+            os.close(self._lifeline)
+            self._start_guardian()
+
     def check_space(self, needed: int) -> None:
         """Raises ConfigError unless `needed` bytes are free."""
         free = shutil.disk_usage(self.folder).free
@@ -85,15 +91,21 @@ class SnapshotStore:
 
     def path(self, version: int) -> str:
         """Of a new snapshot. A version that is trained again, after the run went back, gets another."""
-        if self._guardian.poll() is not None:  # killed
-            os.close(self._lifeline)
-            self._start_guardian()
-        return str(self.folder / f"version-{version:08d}-{next(self._numbers)}.safetensors")
+        return f"{self.folder_path(version)}.safetensors"
+
+    def folder_path(self, version: int) -> str:
+        """The same for one that is a folder of files."""
+        self._mind_guardian()
+        return str(self.folder / f"version-{version:08d}-{next(self._numbers)}")
 
     def discard_but(self, keep: Collection[str]) -> None:
         """Remove all snapshots whose paths are not in `keep`, and what one who was killed has written of them."""
         for file in self.folder.glob("version-*"):
-            if str(file) not in keep:
+            if str(file) in keep:
+                continue
+            if file.is_dir():
+                shutil.rmtree(file, ignore_errors=True)
+            else:
                 file.unlink(missing_ok=True)
 
 

@@ -11,6 +11,7 @@ from typing import Protocol
 from safetensors import safe_open
 
 from asyncgrpo.config import RunConfig
+from asyncgrpo.weights.adapters import LoraTransport
 from asyncgrpo.weights.nccl import NcclSender, NcclTransport
 from asyncgrpo.weights.publisher import Transport
 from asyncgrpo.weights.shared_memory import SharedMemoryTransport, SnapshotWriter
@@ -22,9 +23,9 @@ class Learner(SnapshotWriter, NcclSender, Protocol):
     """What the transports need of a learner."""
 
 
-def transport_backend(config: RunConfig) -> str:
-    """Name of vLLM's worker-side engine for a resolved configuration."""
-    return "nccl" if config.weights.transport == "nccl" else BACKEND
+def transport_backend(config: RunConfig) -> str | None:
+    """Name of vLLM's worker-side engine for a resolved configuration; None where adapters are swapped, without one."""
+    return {"shared_memory": BACKEND, "nccl": "nccl", "lora": None}[config.weights.transport]
 
 
 @asynccontextmanager
@@ -33,6 +34,9 @@ async def open_transport(config: RunConfig, learner: Learner) -> AsyncIterator[T
         yield NcclTransport(learner)
         return
     with SnapshotStore(config.weights.shared_memory_dir) as store:
+        if config.weights.transport == "lora":
+            yield LoraTransport(store, learner)  # adapters are small; how large is not known yet
+            return
         store.check_space(most_snapshots(config) * snapshot_bytes(config))
         yield SharedMemoryTransport(store, learner)
 

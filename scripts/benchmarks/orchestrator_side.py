@@ -93,8 +93,8 @@ class NoLearner:
 class NoWeights:
     """Control calls only."""
 
-    backend = "none"
     holds_learner = False
+    holds_engines = True
 
     async def connect(self, engines: Sequence[EngineControl]) -> None:
         pass

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from asyncgrpo.checkpoint.compare import FREE, MEANING, check_resumable, differences
+from asyncgrpo.checkpoint.compare import FREE, MEANING, check_resumable, differences, reward_differences
 from asyncgrpo.config import RunConfig
 from asyncgrpo.config.names import FIELDS
 from asyncgrpo.config.sections import RewardSection
@@ -75,6 +75,20 @@ def test_rewards_are_compared_one_by_one() -> None:
         ("rewards[1].path", "a:g", "a:h", "meaning"),
     ]
     assert differences(dump(rewards=old), config(rewards=new[:1])) == [("rewards", ["a:f", "a:g"], ["a:f"], "meaning")]
+
+
+def test_rewards_given_in_python_are_compared_by_name_and_weight() -> None:
+    old = [["correct", 1.0], ["brevity", 0.1]]
+    assert reward_differences(old, [("correct", 1.0), ("brevity", 0.1)]) == []
+    assert reward_differences(None, [("correct", 1.0)]) == []
+    assert reward_differences(old, [("right", -1.0), ("brevity", 5.0)]) == [
+        ("reward_funcs[0].name", "correct", "right", "meaning"),
+        ("reward_funcs[0].weight", 1.0, -1.0, "meaning"),
+        ("reward_funcs[1].weight", 0.1, 5.0, "meaning"),
+    ]
+    assert reward_differences(old, [("correct", 1.0)]) == [
+        ("reward_funcs", ["correct", "brevity"], ["correct"], "meaning")
+    ]
 
 
 def test_settings_of_another_version_count_as_defaults_or_as_gone() -> None:

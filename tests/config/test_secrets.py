@@ -1,6 +1,7 @@
 """That logins and tokens do not reach what is written down."""
 
 import json
+from typing import Any
 
 import pytest
 
@@ -8,7 +9,7 @@ from asyncgrpo.config import RunConfig
 from asyncgrpo.config.flat import AsyncGRPOConfig
 from asyncgrpo.config.loading import from_python
 from asyncgrpo.config.render import render_config
-from asyncgrpo.config.secrets import check_logins, masked, secret_of
+from asyncgrpo.config.secrets import check_logins, masked, secret_of, without_secrets
 from asyncgrpo.config.sections import EnginesSection
 from asyncgrpo.errors import ConfigError
 from asyncgrpo.generation.client import EngineClient
@@ -31,6 +32,24 @@ URL = "http://user:s3cret@10.0.0.1:8000/x"
 )
 def test_logins_and_tokens_are_masked_and_nothing_else(text: str, shown: str) -> None:
     assert masked(text) == shown
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [
+        ({"api_key": "s3cret", "max_tokens": 8, "path": "a:b"}, {"api_key": "***", "max_tokens": 8, "path": "a:b"}),
+        ({"judge": {"accessToken": "s3cret", "url": URL}}, {"judge": {"accessToken": "***", "url": masked(URL)}}),
+        (
+            {"Authorization": ["s3cret"], "auth": None},
+            {"Authorization": "***", "auth": None},
+        ),
+        (["--api-key", "s3cret", "--seed", "1"], ["--api-key", "***", "--seed", "1"]),
+        (("--api-key=s3cret", "--seed=1"), ["--api-key=***", "--seed=1"]),
+        (["key", "word", 3], ["key", "word", 3]),
+    ],
+)
+def test_what_is_called_like_a_secret_is_not_shown_to_others(value: Any, shown: Any) -> None:
+    assert without_secrets(value) == shown
 
 
 def config() -> RunConfig:

@@ -124,9 +124,34 @@ def test_rewards() -> None:
 def test_adapters() -> None:
     said = translate({"use_peft": True, "lora_alpha": 64})
     assert said.sections["lora"] == {"lora_r": 16, "lora_alpha": 64, "lora_dropout": 0.05}
+    assert [note.partition(",")[0] for note in said.notes[:2]] == [
+        "lora.lora_dropout: 0.05 is TRL's default; 0.0",
+        "lora.lora_target_modules: all-linear",
+    ]
+    named = translate({"use_peft": True, "lora_dropout": 0.0, "lora_target_modules": ["q_proj"]})
+    assert named.sections["lora"]["lora_target_modules"] == ["q_proj"]
+    assert not any(note.startswith("lora.") for note in named.notes)
     said = translate({"lora_r": 8})
     assert said.needless == {"lora_r": "has no effect without use_peft, in TRL too"}
     assert "lora" not in said.sections
+
+
+@pytest.mark.parametrize(
+    ("given", "staleness"),
+    [
+        ({"weight_sync_steps": 1}, None),
+        ({"weight_sync_steps": 1, "max_staleness": 3}, 3),
+        ({"weight_sync_steps": 4, "max_staleness": 0}, 3),  # trained in the last step before the next publish
+        ({"weight_sync_steps": 4}, 19),
+    ],
+)
+def test_publishes_are_counted_in_steps(given: dict[str, Any], staleness: int | None, tmp_path: Path) -> None:
+    said = translate(given)
+    assert said.sections.get("buffer", {}).get("max_staleness") == staleness
+    assert said.translated["weight_sync_steps"] == "weights.publish_interval"
+    assert (said.left_out, said.mend) == ({}, [])
+    (tmp_path / "run.yaml").write_text(yaml_of(said.sections, "test"))
+    assert load_config(tmp_path / "run.yaml").config.weights.publish_interval == given["weight_sync_steps"]
 
 
 def test_what_is_refused_is_left_out_with_the_reason_and_the_rest_loads(tmp_path: Path) -> None:
@@ -199,6 +224,9 @@ def test_a_command_line_with_its_launcher(tmp_path: Path) -> None:
         ("a.yaml", "- a\n", "expected TRL's arguments, as `name: value` in YAML or as --name value"),
         ("a.yaml", "a: 1\na: 2\n", "'a' is given twice"),
         ("a.sh", "trl grpo --a 'b", "not a command line: No closing quotation"),
+        ("a.sh", "accelerate launch --num_processes grpo.py --seed 1", r"a\.sh: --num_processes has no value; write"),
+        ("a.sh", "torchrun --nproc-per-node --x grpo.py --seed 1", "--nproc-per-node has no value"),
+        ("a.sh", "trl grpo --config a.sh", r"a\.sh: --config leads back to this file"),
         ("a.sh", "trl grpo --config none.yaml", r"none\.yaml: cannot be read: No such file"),
     ],
 )

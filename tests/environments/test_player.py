@@ -1,9 +1,11 @@
 """Trajectories: tokens, marks and rewards of what model and environment said in turn."""
 
 import asyncio
+import datetime
 import re
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -250,6 +252,14 @@ def failing(answer: Answer) -> Turn:
         (step_of(lambda answer: Turn(messages=[{"text": 1}])), r"turn 1: step: gave the dict .*no message with a role"),
         (step_of(lambda answer: Turn(messages=7)), r"turn 1: step: gave the int 7, expected chat messages, or text"),  # type: ignore[arg-type]
         (
+            step_of(lambda answer: Turn(messages=[{"role": "user", "content": "a", "sent": datetime.date.max}])),
+            r"turn 1: step: gave a message of the role 'user' that has under 'sent' the date .*which JSON has not",
+        ),
+        (
+            step_of(lambda answer: Turn(done=True, answer={"role": "assistant", "content": "a", "raw": b"b"})),
+            r"turn 1: step: gave a message of the role 'assistant' that has under 'raw' the bytes",
+        ),
+        (
             step_of(lambda answer: Turn(done=True, reward=float("nan"))),
             r"step: gave the reward the float nan",
         ),
@@ -273,6 +283,11 @@ async def test_an_environment_that_fails_fails_its_sample_by_name(kind: type, me
     [
         (7, "reset: gave the int 7, expected chat messages, or text"),
         ([{"content": "x"}], "reset: gave the dict .*no message with a role and a content"),
+        (
+            [{"role": "user", "content": "x", "more": {"sent": datetime.date(2024, 1, 2)}}],
+            r"reset: gave a message of the role 'user' that has under 'more'.sent the date .*, which JSON has not",
+        ),
+        ("x" * 2000, "reset: made a prompt of 2000 characters and more; data.max_prompt_length is 120"),
         ("x" * 100, "reset: made a prompt of 135 tokens; data.max_prompt_length is 120"),
     ],
 )
@@ -280,6 +295,34 @@ async def test_openings_that_cannot_be_had(opening: Any, message: str) -> None:
     player = make_player(Opening, arguments={"opening": opening}, data={"max_prompt_length": 120})
     with pytest.raises(EnvironmentFailure, match=f"environment Opening, prompt 0-3: {message}"):
         await player.play(prompt_of(), Model("a"))
+
+
+@pytest.mark.parametrize(
+    "said", ["x" * 10_000, [{"role": "user", "content": "x" * 5_000}, {"role": "user", "content": "y" * 5_000}]]
+)
+async def test_what_is_far_too_long_ends_the_trajectory_without_being_encoded(said: Any) -> None:
+    class Unasked:
+        def given(self, said: Any, last_token: int) -> list[int]:
+            raise AssertionError("encoded")
+
+    player = replace(make_player(step_of(lambda answer: Turn(messages=said))), join_chat=Unasked())
+    played = await player.play(prompt_of(), Model("a", "b"))
+    assert (played.completion.finish_reason, played.turns, played.messages) == (
+        "length",
+        1,
+        ({"role": "assistant", "content": "a"},),
+    )
+
+
+async def test_an_environment_that_changes_its_prompt_changes_nobody_elses() -> None:
+    class Spoiling(Guessing):
+        def reset(self, prompt: Any, number: int) -> None:  # type: ignore[override]
+            prompt[0]["content"][0]["text"] = datetime.date(2024, 1, 2)
+            super().reset(number)
+
+    prompt = prompt_of([{"role": "user", "content": [{"type": "text", "text": "Guess."}]}], number=1)
+    played = await make_player(Spoiling).play(prompt, Model("1"))
+    assert played.prompt.prompt == prompt.prompt == [{"role": "user", "content": [{"type": "text", "text": "Guess."}]}]
 
 
 async def test_a_failing_close_is_said_and_costs_nothing(caplog: pytest.LogCaptureFixture) -> None:

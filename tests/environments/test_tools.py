@@ -138,6 +138,53 @@ async def test_the_first_failure_of_a_kind_is_logged(caplog: pytest.LogCaptureFi
     assert "tool 'add' failed, which the model is told: TypeError" in failures[0].getMessage()
 
 
+async def test_the_model_is_not_told_where_files_lie(caplog: pytest.LogCaptureFixture) -> None:
+    tools_module._seen.clear()
+
+    def broken() -> str:
+        """Break."""
+        raise ValueError("out of order")
+
+    assert await answers(player_of(broken), call("broken")) == ['{"error": "ValueError: out of order"}']
+    assert f"ValueError: out of order ({__file__}:" in caplog.text
+
+
+async def test_results_are_written_out_off_the_event_loop() -> None:
+    class Odd:
+        def __str__(self) -> str:
+            return str(threading.current_thread() is threading.main_thread())
+
+    class Worse:
+        def __str__(self) -> str:
+            raise ValueError("no text")
+
+    def odd() -> Any:
+        """Be odd."""
+        return Odd()
+
+    def worse() -> Any:
+        """Be worse."""
+        return Worse()
+
+    said = await answers(player_of(odd, worse), call("odd") + call("worse"))
+    assert said == ["False", '{"error": "ValueError: no text"}']
+
+
+def test_tools_that_are_waited_for_serve_one_run_after_the_other() -> None:
+    def slow() -> str:
+        """Be slow."""
+        threading.Event().wait(0.02)
+        return "done"
+
+    player = player_of(slow, max_concurrency=1)
+
+    async def play() -> list[str]:
+        async with asyncio.timeout(20):
+            return await answers(player, call("slow") * 3)
+
+    assert [asyncio.run(play()) for _ in range(2)] == [["done"] * 3] * 2
+
+
 class Counter:
     """As TRL's environments: `reset`, `get_reward`, and public methods that are tools."""
 

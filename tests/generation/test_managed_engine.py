@@ -88,6 +88,19 @@ def test_a_float32_head_is_asked_for_where_the_learner_has_one() -> None:
     assert (json.loads(options["--hf-overrides"]), options["--swap-space"]) == ({"head_dtype": "float32"}, "1")
 
 
+def test_engines_swap_adapters_where_that_is_how_versions_travel() -> None:
+    config = configured(lora={"lora_r": 9}, weights={"transport": "lora"}, buffer={"max_staleness": 2})
+    words = vllm_arguments(config, "/models/tiny", "cpu:0", 8123, 7, None)
+    assert words[words.index("--max-lora-rank") + 1] == "16"
+    assert words[words.index("--max-loras") + 1] == "4"
+    assert "--enable-lora" in words
+    assert "--weight-transfer-config" not in words
+    assert vllm_environment(config, "cpu:0", {})["VLLM_ALLOW_RUNTIME_LORA_UPDATING"] == "True"
+    merged = configured(lora={"lora_r": 9})
+    assert "--enable-lora" not in arguments(merged)[1]
+    assert vllm_environment(merged, "cpu:0", {})["VLLM_ALLOW_RUNTIME_LORA_UPDATING"] == "False"
+
+
 def test_gpus_of_one_engine_are_tensor_parallel() -> None:
     config = configured(engines={"gpu_memory_utilization": 0.5})
     options, _ = arguments(config, "cuda:2,3")
@@ -132,6 +145,16 @@ def test_each_engine_has_its_own_port_seed_and_log(tmp_path: Path) -> None:
         assert spec.command[:4] == (sys.executable, "-P", "-m", VLLM_MODULE)
         assert spec.command[spec.command.index("--seed") + 1] == seed
         assert spec.url.endswith(":" + spec.command[spec.command.index("--port") + 1])
+
+
+def test_ports_are_none_that_the_system_gives_to_connections_and_no_two_are_the_same(tmp_path: Path) -> None:
+    """Also among so many that some would be by chance."""
+    specs = engine_specs(configured(engines={"devices": ["cpu"] * 500}), "/models/tiny", tmp_path, "b")
+    ports = {int(spec.url.rpartition(":")[2]) for spec in specs}
+    assert len(ports) == 500
+    assert (min(ports) >= 20_000, max(ports) < 32_000) == (True, True)
+    first_given = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    assert first_given < 32_000 or max(ports) < first_given
 
 
 def test_a_port_that_is_taken_is_refused(tmp_path: Path) -> None:

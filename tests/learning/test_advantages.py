@@ -13,7 +13,6 @@ from asyncgrpo.learning.advantages import (
     Baseline,
     Scale,
     normalize_then_sum,
-    soft_overlong_punishment,
     sum_then_normalize,
 )
 
@@ -220,9 +219,3 @@ def test_a_function_that_does_not_apply_leaves_the_others() -> None:
 def test_several_rewards_of_which_none_applies() -> None:
     unscored = np.full((2, 2), NAN)
     np.testing.assert_array_equal(normalize_then_sum(unscored, np.ones(2), np.array([0, 0])), np.zeros(2))
-
-
-def test_soft_overlong_punishment_falls_linearly_over_the_cache() -> None:
-    lengths = np.array([0, 80, 81, 90, 100, 101])
-    expected = [0.0, 0.0, -0.05, -0.5, -1.0, -1.0]
-    np.testing.assert_allclose(soft_overlong_punishment(lengths, 100, 20), expected, rtol=1e-15)

@@ -6,6 +6,7 @@ import pytest
 from learning_cases import make_config, make_group, make_sample, random_groups, sequences
 
 from asyncgrpo.config import RunConfig
+from asyncgrpo.errors import RewardError
 from asyncgrpo.learning.batching import Shard, Sizes, make_batch, select, shards, tokens_per_sample
 from asyncgrpo.learning.cutting import minibatches
 from asyncgrpo.types import Batch, Sample
@@ -78,8 +79,8 @@ def test_several_rewards_are_normalised_by_themselves_and_weighted() -> None:
     # a: z and -z; b: -z and z. With weights 2 and 1 the sums are z and -z, whitened to ±1/√2 (but for the offsets).
     found = make_batch(groups, 0, config, {"a": 2.0, "b": 1.0}).advantages
     np.testing.assert_allclose(found, [1 / np.sqrt(2), -1 / np.sqrt(2), 0.0], rtol=1e-3)
-    with pytest.raises(KeyError, match="a"):
-        make_batch(groups, 0, config)
+    with pytest.raises(RewardError, match=r"groups of the checkpoint have rewards by 'b', and .* only 'a', 'c', so"):
+        make_batch(groups, 0, config, {"a": 2.0, "c": 1.0})
 
 
 def test_the_punishment_is_one_more_reward_of_weight_one() -> None:

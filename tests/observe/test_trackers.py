@@ -1,5 +1,6 @@
 """A tracker gets every step once and cannot hurt a run; TensorBoard's files hold what was recorded."""
 
+import asyncio
 import json
 import threading
 from collections.abc import Mapping
@@ -11,11 +12,13 @@ import pytest
 from asyncgrpo.config import RunConfig
 from asyncgrpo.errors import ConfigError
 from asyncgrpo.observe.metrics import RunMetrics
+from asyncgrpo.observe.progress import Progress
+from asyncgrpo.observe.run_folder import RunFolder
 from asyncgrpo.observe.timing import TimeAccount
 from asyncgrpo.observe.trackers.courier import Courier, Step
 from asyncgrpo.observe.trackers.tensorboard import TensorBoard
 from asyncgrpo.observe.trackers.tracker import About, Tracker
-from asyncgrpo.observe.trackers.trackers import TRACKERS, check_installed, numbers_of
+from asyncgrpo.observe.trackers.trackers import TRACKERS, Trackers, check_installed, numbers_of
 
 
 class Fake:
@@ -168,6 +171,31 @@ def test_every_tracker_of_the_configuration_is_there_and_counted() -> None:
     )
     for name in RunConfig.model_validate({"observe": {"trackers": list(TRACKERS)}}).observe.trackers:
         metrics.process.tracker_steps_lost.labels(name).inc(0)
+
+
+def test_no_tracker_is_given_what_sounds_like_a_secret(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fake, folder = Fake(), RunFolder.create(tmp_path / "run")
+    monkeypatch.setitem(TRACKERS, "tensorboard", lambda: fake)  # type: ignore[arg-type]
+    config = RunConfig.model_validate(
+        {
+            "observe": {"trackers": ["tensorboard"]},
+            "rewards": [{"path": "a:f", "arguments": {"api_key": "s3cret", "scale": 2}}],
+            "environment": {"path": "a:E", "arguments": {"password": "s3cret"}},
+            "engines": {"extra_args": ["--api-key", "s3cret", "--seed", "1"]},
+        }
+    )
+    metrics = RunMetrics(
+        info={"run": "r"}, target_steps=1, slots=1, engines=[], rewards=[], learner=TimeAccount(("waiting", "training"))
+    )
+    trackers = Trackers.of(config, folder, metrics, Progress(1))
+    trackers.step({"step": 1, "time": 1.0})
+    asyncio.run(trackers.close())
+    folder.close()
+    assert fake.about is not None
+    told = fake.about.config
+    assert told["rewards"][0]["arguments"] == {"api_key": "***", "scale": 2}
+    assert told["environment"]["arguments"] == {"password": "***"}
+    assert told["engines"]["extra_args"] == ["--api-key", "***", "--seed", "1"]
 
 
 def test_tensorboard_has_each_step_once_also_after_a_rewind(tmp_path: Path) -> None:

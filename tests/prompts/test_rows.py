@@ -1,5 +1,6 @@
 """Datasets from everywhere they may lie, and the ones that are refused before a model is loaded."""
 
+import datetime
 import itertools
 import json
 from collections.abc import Callable, Iterator
@@ -58,6 +59,18 @@ def test_rows_are_read_from(tmp_path: Path, write: Callable[[Path], Path]) -> No
     assert list(load_rows(configured(dataset=str(write(tmp_path))))) == ROWS
 
 
+def test_a_table_whose_messages_have_what_json_has_not_is_refused_by_file_row_and_key(tmp_path: Path) -> None:
+    path = tmp_path / "chats.parquet"
+    messages = [{"role": "user", "content": "hi", "sent": datetime.datetime(2024, 1, 2)}]
+    pyarrow.parquet.write_table(pyarrow.table({"prompt": [messages]}), path)
+    with pytest.raises(DataError) as caught:
+        load_rows(configured(dataset=str(path)))
+    assert str(caught.value) == (
+        f"{path}: row 0: the user message has under 'sent' the datetime datetime.datetime(2024, 1, 2, 0, 0), which "
+        "JSON has not; give text, numbers, lists or mappings, or leave it out"
+    )
+
+
 def test_the_configured_split_is_read(tmp_path: Path) -> None:
     path = str(saved_splits(tmp_path))
     assert list(load_rows(configured(dataset=path, dataset_split="test"))) == ROWS[:1]
@@ -99,6 +112,11 @@ def test_chats_keep_their_messages() -> None:
         (
             [{"prompt": [{"role": "user", "content": 5}]}],
             "the content of the user message is the int 5; expected",
+        ),
+        (
+            [{"prompt": CHAT}, {"prompt": [{"role": "user", "content": "hi", "when": datetime.date(2024, 1, 2)}]}],
+            "train_dataset: row 1: the user message has under 'when' the date datetime.date(2024, 1, 2), which JSON "
+            "has not; give text",
         ),
         (["hi"], "row 0 is the str 'hi', expected an object with a 'prompt'"),
         (

@@ -10,7 +10,7 @@ import pytest
 from reward_scoring import COMPLETIONS, TEXTS, prompt, refusal, rewards_of, scored
 
 from asyncgrpo.errors import GroupUnscored, RewardError
-from asyncgrpo.rewards import from_callables, score_group
+from asyncgrpo.rewards import from_callables, reward, score_group
 from asyncgrpo.rewards.functions import RewardFunction
 from asyncgrpo.rewards.notes import GroupNotes
 from asyncgrpo.types import Prompt
@@ -91,7 +91,8 @@ async def test_a_function_that_never_returns_is_given_up(kind: str) -> None:
         answer = await refusal(function, timeout=0.1)
     finally:
         released.set()
-    assert answer.endswith("took longer than its timeout of 0.1 s")
+    assert "took longer than its timeout of 0.1 s" in answer
+    assert ("<locals>.blocking (" in answer) == (kind == "blocking async")
     assert time.perf_counter() - began < 4.5
 
 
@@ -186,6 +187,17 @@ async def test_calls_of_one_function_are_bounded() -> None:
     assert most == 3
 
 
+def test_a_function_that_others_wait_for_serves_one_run_after_the_other() -> None:
+    built = [RewardFunction("slow", 1.0, 20.0, lambda **_: time.sleep(0.02) or [1.0] * 3, max_concurrency=1)]
+
+    async def groups() -> list[float]:
+        async with asyncio.timeout(20):
+            scored = await asyncio.gather(*(score_group(built, prompt(), COMPLETIONS, TEXTS) for _ in range(3)))
+        return [sample.reward for samples in scored for sample in samples]
+
+    assert [asyncio.run(groups()) for _ in range(2)] == [[1.0] * 9] * 2
+
+
 class Hostile:
     """An object whose every method raises."""
 
@@ -264,3 +276,38 @@ async def test_a_coroutine_that_nobody_waits_for_any_more_is_closed() -> None:
         await asyncio.sleep(0.01)
     made.clear()
     gc.collect()  # warnings are errors: a coroutine that was never awaited would raise here
+
+
+async def test_where_an_async_function_blocks_the_others_it_is_named_and_not_they_alone() -> None:
+    begun, ended = threading.Event(), threading.Event()
+
+    async def blocks(completions: Any) -> list[float]:
+        begun.set()
+        ended.wait(20)
+        return [1.0] * len(completions)
+
+    async def waits(completions: Any) -> list[float]:
+        await asyncio.Event().wait()
+        return []
+
+    def sleeps(completions: Any) -> list[float]:
+        ended.wait(20)
+        return [1.0] * len(completions)
+
+    late = "took longer than its timeout of 0.5 s"
+    assert await refusal(waits, timeout=0.5) == f"reward function 'waits', prompt 0-7: {late}"
+    try:
+        functions = [reward(blocks, timeout=9.0), reward(waits, timeout=0.5)]
+        async with asyncio.timeout(10):
+            with pytest.raises(RewardError) as caught:
+                await score_group(functions, prompt(), COMPLETIONS, TEXTS)
+        said = str(caught.value)
+        assert said.startswith(
+            f"reward function 'waits', prompt 0-7: {late}; the event loop that async functions share "
+        )
+        assert f"<locals>.blocks ({__file__}:" in said
+        assert begun.is_set()
+        # What runs in a thread of its own is late for itself.
+        assert await refusal(sleeps, timeout=0.5) == f"reward function 'sleeps', prompt 0-7: {late}"
+    finally:
+        ended.set()

@@ -1,6 +1,7 @@
 """How reward functions are called, and what becomes of their values."""
 
 import asyncio
+import copy
 import functools
 import math
 from collections.abc import Callable
@@ -46,16 +47,19 @@ async def test_arguments_for_a_chat_prompt() -> None:
 
 async def test_a_function_that_spoils_its_arguments_spoils_nobody_elses() -> None:
     def spoil(prompts: Any, completions: Any, answer: Any) -> list[float]:
-        prompts[0][0]["content"] = "spoilt"
+        prompts[0][0]["content"][0]["text"] = "spoilt"
         completions.clear()
         answer.clear()
         return [0.0] * 3
 
     async def check(prompts: Any, completions: Any, answer: Any) -> list[float]:
         await asyncio.sleep(0.1)
-        return [float(prompts[0] == CHAT and len(completions) == 3 and answer == [1] * 3)] * 3
+        return [float(prompts[0] == chat and len(completions) == 3 and answer == [1] * 3)] * 3
 
-    samples = await scored([spoil, check], prompt(CHAT, answer=1))
+    chat = [{"role": "user", "content": [{"type": "text", "text": "hi"}]}]
+    given = prompt(copy.deepcopy(chat), answer=1)
+    samples = await scored([spoil, check], given)
+    assert given.prompt == chat
     assert [sample.rewards["check"] for sample in samples] == [1.0] * 3
 
 
@@ -152,8 +156,31 @@ def test_functions_with_settings_of_their_own_keep_them() -> None:
     assert (given[1].per_sample, given[1].max_concurrency) == (True, 2)
     assert [f.weight for f in from_callables([two, own], weights=[0.5, 3.0])] == [0.5, 3.0]
     assert from_callables(own) == [own]
-    with pytest.raises(ConfigError, match="on_error='zero': expected one of stop, drop_group, drop_sample"):
-        reward(two, on_error="zero")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"on_error": "zero"}, "on_error is the str 'zero'; expected one of 'stop', 'drop_group' or 'drop_sample'"),
+        ({"max_concurrency": 0}, "max_concurrency is the int 0; expected more than 0"),
+        ({"max_concurrency": True}, "max_concurrency is the bool True; expected a whole number"),
+        ({"timeout": -1.0}, "timeout is the float -1.0; expected more than 0"),
+        ({"timeout": math.inf}, "timeout is the float inf; expected a finite number"),
+        ({"weight": math.nan}, "weight is the float nan; expected a finite number"),
+        ({"weight": 1e7}, "weight is the float 10000000.0; expected at most 1000000"),
+        ({"per_sample": "yes"}, "per_sample is the str 'yes'; expected true or false"),
+        ({"name": 3}, "name is the int 3; expected text"),
+    ],
+)
+def test_python_may_say_what_a_configuration_may(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        reward(two, **settings)
+    assert str(caught.value).startswith(f"reward {settings.get('name', 'two')!r}: {message}")
+
+
+def test_weights_given_beside_the_functions_keep_to_the_same() -> None:
+    with pytest.raises(ConfigError, match="reward 'two': weight is the float nan; expected a finite number"):
+        from_callables(two, weights=[math.nan])
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """Reward models: a tiny random classifier in its own process scores as the same classifier does here."""
 
 import asyncio
+import datetime
 import json
 import os
 import signal
@@ -16,13 +17,20 @@ import psutil
 import pytest
 import torch
 from reward_scoring import CHAT, COMPLETIONS, TEXTS, prompt
-from transformers import AutoTokenizer, Qwen2Config, Qwen2ForCausalLM, Qwen2ForSequenceClassification
+from transformers import (
+    AutoTokenizer,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    Qwen2ForSequenceClassification,
+    RobertaConfig,
+    RobertaForSequenceClassification,
+)
 
 from asyncgrpo.config.resolve import Machine
 from asyncgrpo.config.sections import RewardSection
 from asyncgrpo.errors import ConfigError, RewardError
 from asyncgrpo.rewards import RewardModel, bound, from_callables, from_config, score_group, started
-from asyncgrpo.rewards.model import check_device
+from asyncgrpo.rewards.model import ModelFailed, check_device
 from asyncgrpo.testing.tiny import make_tokenizer, quiet
 
 CONTEXT = 64
@@ -130,6 +138,30 @@ async def test_a_text_that_is_too_long_costs_its_sample_only(classifier: Path) -
     assert [sample.text for sample in samples] == ["a", "c"]
 
 
+async def test_a_model_that_counts_positions_from_behind_the_padding_gets_no_more_than_it_has(
+    tmp_path: Path,
+) -> None:
+    """It is told of 64 positions, and can use 62; one text more would end the process, and with it who else waits."""
+    torch.manual_seed(0)
+    config = RobertaConfig(
+        vocab_size=272,
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=1,
+        num_attention_heads=4,
+        max_position_embeddings=64,
+        pad_token_id=1,
+        num_labels=1,
+    )
+    with quiet():
+        RobertaForSequenceClassification(config).save_pretrained(tmp_path)
+        make_tokenizer().save_pretrained(tmp_path)
+    with running(tmp_path) as model:
+        scores = await asyncio.wait_for(model(prompts=["p"] * 3, completions=["x" * 61, "x" * 62, "x"]), 60)
+    assert [type(score) for score in scores] == [float, ModelFailed, float]
+    assert str(scores[1]) == "prompt and completion have 63 tokens, more than the model's 62"
+
+
 async def test_a_model_without_a_chat_template_says_so_of_a_chat(tmp_path: Path) -> None:
     with running(made(tmp_path / "plain", template=False)) as model:
         functions = from_callables(model, timeout=60.0)
@@ -151,6 +183,38 @@ async def test_a_process_that_ends_fails_who_waits_and_is_started_anew(classifie
             await asyncio.wait_for(call, 20)
         scores = await asyncio.wait_for(model(prompts=["p"], completions=["a"]), 60)
     assert scores == pytest.approx(directly(classifier, ["pa"]), abs=1e-5)
+
+
+async def test_a_process_that_is_killed_as_it_starts_is_named(classifier: Path) -> None:
+    with running(classifier) as model:
+        starting = asyncio.create_task(model.start(60.0))
+        await asyncio.sleep(0)
+        [child] = [each for each in psutil.Process().children() if each.status() != psutil.STATUS_ZOMBIE]
+        child.kill()
+        with pytest.raises(RewardError, match=r"^reward model .*classifier: its process ended with code -9: it said"):
+            await asyncio.wait_for(starting, 20)
+
+
+async def test_what_cannot_be_sent_costs_its_call_only(classifier: Path) -> None:
+    with running(classifier) as model:
+        with pytest.raises(Exception, match=r"prompt and completion cannot be sent as JSON: .* datetime is not JSON"):
+            await asyncio.wait_for(model(prompts=[[{"content": datetime.datetime.now()}]], completions=[[]]), 20)
+        scores = await asyncio.wait_for(model(prompts=["p"], completions=["a"]), 60)
+    assert scores == pytest.approx(directly(classifier, ["pa"]), abs=1e-5)
+
+
+@pytest.mark.parametrize("said", ["no JSON", '{"scores": []}'])
+async def test_a_process_that_says_nonsense_is_ended_and_who_waits_is_told(
+    classifier: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, said: str
+) -> None:
+    (tmp_path / "nonsense.py").write_text(f"print({said!r}, flush=True)\nimport sys\nsys.stdin.read()\n")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setattr("asyncgrpo.rewards.model.PROGRAM", "nonsense")
+    with running(classifier) as model:
+        with pytest.raises(RewardError, match="what its process said cannot be read: "):
+            await model.start(20.0)
+        assert model._process is not None
+        assert await asyncio.to_thread(lambda: model._process._process.wait(10)) == -9  # type: ignore[union-attr]
 
 
 async def test_nothing_of_it_is_left_after_a_run_or_when_the_orchestrator_is_killed(classifier: Path) -> None:

@@ -7,10 +7,14 @@ import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from asyncgrpo.generation.request import LOAD_ADAPTER
 from asyncgrpo.testing import contract
+from asyncgrpo.testing.contract_adapters import ADAPTER_CHECKS, check_adapters
+from asyncgrpo.testing.fake_adapters import AdapterLimits
 from asyncgrpo.testing.fake_engine import FakeEngine
 from asyncgrpo.testing.faults import UPDATE, Fault, FaultPlan, Kind
 
@@ -69,3 +73,19 @@ async def test_contract_catches_an_engine_that_does_not_pause(tiny_model: Path) 
         with pytest.raises(ExceptionGroup) as caught:
             await contract.check_pause(engine.url, tiny_model)
         assert caught.group_contains(AssertionError)
+
+
+LORA: dict[str, Any] = {"adapters": AdapterLimits(max_rank=64, max_loras=3), "token_seconds": 0.005}
+
+
+@pytest.mark.parametrize("check", ADAPTER_CHECKS, ids=lambda check: check.__name__)
+async def test_fake_engine_keeps_the_contract_about_adapters(check: Check, any_tiny_model: Path) -> None:
+    async with asyncio.timeout(60), FakeEngine(any_tiny_model, **LORA) as engine:
+        await check(engine.url, any_tiny_model)
+
+
+async def test_contract_catches_an_adapter_that_is_not_used(tiny_model: Path) -> None:
+    faults = FaultPlan(Fault("ignore", on=LOAD_ADAPTER, nth=(3,)))
+    async with asyncio.timeout(60), FakeEngine(tiny_model, faults=faults, **LORA) as engine:
+        with pytest.raises(AssertionError, match="version 8"):
+            await check_adapters(engine.url, tiny_model)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from asyncgrpo.user_code.threads import await_aside, call_in_thread
+from asyncgrpo.user_code.threads import await_aside, call_in_thread, held_up
 
 HANGS_AT_EXIT = """
 import asyncio, time
@@ -88,3 +88,25 @@ async def test_a_thread_that_has_returned_takes_the_next_call_and_no_call_waits_
         threads = threading.active_count()
         assert await call_in_thread(threading.current_thread) in (first, second)
         assert threading.active_count() == threads
+
+
+async def test_a_loop_that_does_not_answer_is_told_with_the_function_that_holds_it_up() -> None:
+    async with asyncio.timeout(30):
+        begun, ended = threading.Event(), threading.Event()
+
+        async def blocks() -> None:
+            begun.set()
+            ended.wait(20)
+
+        await await_aside(asyncio.sleep(0))
+        assert await held_up() == ""
+        blocked = asyncio.create_task(await_aside(blocks()))
+        try:
+            await call_in_thread(begun.wait)
+            said = await held_up()
+        finally:
+            ended.set()
+        await blocked
+        assert await held_up() == ""
+    assert said.startswith("; the event loop that async functions share does not answer: ")
+    assert f"<locals>.blocks ({__file__}:" in said

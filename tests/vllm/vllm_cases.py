@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import psutil
 
@@ -15,7 +16,7 @@ from asyncgrpo.generation.client import EngineClient
 from asyncgrpo.generation.server import ManagedEngine
 from asyncgrpo.generation.spec import EngineSpec, engine_specs
 from asyncgrpo.testing import contract
-from asyncgrpo.weights.vllm_plugin import BACKEND
+from asyncgrpo.weights.transports import transport_backend
 
 CONFIG = {
     "engines": {"devices": ["cpu"], "dtype": "float32", "enforce_eager": True, "max_model_len": 512},
@@ -34,7 +35,7 @@ class Served:
 def serving(config: RunConfig, folder: Path, logs: Path) -> Iterator[Served]:
     """A healthy vLLM server, which is gone afterwards with everything it started."""
     before = set(psutil.Process().children(recursive=True))
-    engine = ManagedEngine(engine_specs(config, str(folder), logs, BACKEND)[0])
+    engine = ManagedEngine(engine_specs(config, str(folder), logs, transport_backend(config))[0])
     with asyncio.Runner() as runner:
         runner.run(engine.start())
         try:
@@ -59,6 +60,6 @@ async def until_healthy(engine: ManagedEngine, config: RunConfig) -> None:
         await died
 
 
-def resolved(folder: Path) -> RunConfig:
-    config = RunConfig.model_validate({**CONFIG, "model": {"path": str(folder)}})
+def resolved(folder: Path, **sections: dict[str, Any]) -> RunConfig:
+    config = RunConfig.model_validate({**CONFIG, "model": {"path": str(folder)}, **sections})
     return resolve(config, Machine(cores=(0,), gpus=(), fast_bf16=False))

@@ -58,8 +58,8 @@ class RecordingEngine:
 class PathTransport:
     """Loads as the shared-memory transport does, from files that need not exist."""
 
-    backend = "paths"
     holds_learner = False
+    holds_engines = True
 
     def __init__(self, log: list[str]) -> None:
         self._log = log
@@ -444,3 +444,15 @@ async def test_what_an_engine_was_given_keeps_its_name_under_a_later_incarnation
     assert (engine.calls[-2], publisher.given("a")) == ("finish 2:12", "2:12"), "weights of the former start"
     await publisher.publish(8)
     assert (engine.calls[-2], publisher.given("a")) == ("finish 3:8", "3:8")
+
+
+async def test_engines_whose_weights_are_not_replaced_are_not_paused() -> None:
+    """Adapters are loaded beside those in use; a load that failed leaves nothing open that has to be finished."""
+    engine = RecordingEngine("a", failures={"update": 1})
+    publisher, log = publisher_of(engine)
+    publisher._transport.holds_engines = False
+    async with asyncio.timeout(5):
+        report = await publisher.publish(7)
+    assert engine.calls == ["start", "update /v7", *LOAD]
+    assert (report.paused_seconds, publisher.was_paused("a"), publisher.given("a")) == ({"a": 0.0}, False, "2:7")
+    assert "a serves 7" in log

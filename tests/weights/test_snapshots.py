@@ -166,3 +166,14 @@ def test_a_guardian_that_was_killed_is_replaced_at_the_next_snapshot(tmp_path: P
         while folder.exists() and time.monotonic() < until:
             time.sleep(0.02)
     assert not folder.exists()
+
+
+def test_folders_have_their_own_places_and_go_like_files(tmp_path: Path) -> None:
+    with SnapshotStore(str(tmp_path)) as store:
+        kept, left, cut = (Path(store.folder_path(version)) for version in (3, 3, 4))
+        assert kept != left
+        for folder in (kept, left, cut.with_name(f"{cut.name}.part")):
+            folder.mkdir()
+            (folder / "adapter_model.safetensors").write_text("weights")
+        store.discard_but([str(kept)])
+        assert [path.name for path in store.folder.glob("version-*")] == [kept.name]

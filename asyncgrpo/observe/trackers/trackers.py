@@ -10,6 +10,7 @@ from typing import Self
 
 from asyncgrpo.concurrency import aside
 from asyncgrpo.config import RunConfig
+from asyncgrpo.config.secrets import without_secrets
 from asyncgrpo.errors import ConfigError
 from asyncgrpo.observe.metrics import RunMetrics, StepRecord
 from asyncgrpo.observe.progress import Progress
@@ -53,7 +54,7 @@ class Trackers:
             name=observe.run_name or folder.path.name,
             project=observe.project,
             identity=folder.incarnation.partition(".")[0],
-            config=config.model_dump(mode="json"),
+            config=without_secrets(config.model_dump(mode="json")),
             folder=folder.trackers_dir,
             is_resumed=False,  # each courier knows
         )

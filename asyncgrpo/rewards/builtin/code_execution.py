@@ -6,16 +6,19 @@ import functools
 import os
 import re
 import threading
+import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from queue import SimpleQueue
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from pydantic import PositiveFloat, PositiveInt
 
 from asyncgrpo.concurrency import start_job
 from asyncgrpo.errors import ConfigError
 from asyncgrpo.rewards.builtin.base import Builtin, Completions, arguments, text_of
-from asyncgrpo.rewards.builtin.sandbox import APART, Limits, Ran, kept_apart, run_tests
+from asyncgrpo.rewards.builtin.judged import NO_LIMIT, WITHIN_CALL, Judged, LogMetric
+from asyncgrpo.rewards.builtin.sandbox import Limits, Ran, demand_isolation, run_tests
 from asyncgrpo.rewards.values import BadValue
 from asyncgrpo.user_code.texts import brief
 
@@ -34,8 +37,12 @@ def code_in(text: str) -> str:
 
 
 @arguments
-class CodeExecution(Builtin):
-    """The share of its tests that the completion's code passes; None for a row without tests."""
+class CodeExecution(Judged):
+    """The share of its tests that the completion's code passes; None for a row without tests.
+
+    When the time of the call is up, code of which a test was late has failed those that are left; code that only had to
+    wait, or has many tests, is not scored.
+    """
 
     short = "code_execution"
 
@@ -55,7 +62,7 @@ class CodeExecution(Builtin):
     max_files: PositiveInt = 64
     """Files a test may have open."""
     max_processes: PositiveInt = 16
-    """Processes and threads a test may have, where the kernel counts them."""
+    """Processes and threads a test may have, where the kernel counts them for the test alone."""
     workers: PositiveInt | None = None
     """Sandboxes at once, shared by all rewards that ask for as many. Absent: half of the cores."""
     require_isolation: bool = False
@@ -64,35 +71,42 @@ class CodeExecution(Builtin):
     def columns(self) -> list[str]:
         return [*super().columns(), *([self.setup_column] if self.setup_column else [])]
 
-    def check(self) -> None:
-        if not self.require_isolation:
-            return
-        if missing := [what for what in APART if what not in kept_apart()]:
+    def bound(self, *, max_completion_length: int, timeout: float) -> Builtin:
+        limit = self.call_timeout or WITHIN_CALL * timeout
+        if self.deadline >= limit:
             raise ConfigError(
-                f"reward {self.short!r}: this machine cannot keep code from {', '.join(missing)} (it refuses user "
-                "namespaces), and require_isolation is set; allow them, or leave it out"
+                f"reward {self.short!r}: deadline={self.deadline:g} s of one test is not less than the {limit:g} s "
+                f"that a call has for all (call_timeout, or {WITHIN_CALL:g} of the function's timeout of {timeout:g} "
+                "s); raise the timeout, or lower deadline"
             )
+        return super().bound(max_completion_length=max_completion_length, timeout=timeout)
+
+    def check(self) -> None:
+        if self.require_isolation:
+            demand_isolation(self.short)
 
     def __call__(
-        self, *, completions: Completions, log_metric: Callable[[str, float], None] | None = None, **columns: Any
+        self, *, completions: Completions, log_metric: LogMetric | None = None, **columns: Any
     ) -> list[float | None]:
+        until = self.until()
         tests = self.answers(columns)
         setups = [""] * len(completions) if self.setup_column is None else columns[self.setup_column]
         jobs = [
-            functools.partial(self._score, text_of(completion), of_one, setup or "")
+            functools.partial(self._score, text_of(completion), of_one, setup or "", until)
             for completion, of_one, setup in zip(completions, tests, setups, strict=True)
         ]
-        scores = _in_parallel(jobs, _slots(self.workers))
-        late = sum(late for _, late in scores)
+        scores = _in_parallel(jobs, _slots(self.workers), until)
+        late = sum(each.late for each in scores)
         if log_metric is not None and late:
             log_metric(f"{self.short}/late", float(late))
-        return [score for score, _ in scores]
+        lost = Counter(["unfinished"] * sum(each.lost for each in scores))
+        self.tell_lost(lost, f"the call had {self.call_timeout or NO_LIMIT:g} s for all of them", log_metric)
+        return [each.value for each in scores]
 
-    def _score(self, text: str, tests: Any, setup: str) -> tuple[float | None, int]:
-        """And how many tests were late."""
+    def _score(self, text: str, tests: Any, setup: str, until: float) -> _Score:
         read = _tests(tests, str(self.answer_column))
         if not read:
-            return None, 0
+            return _Score(None)
         limits = Limits(
             seconds=self.deadline,
             memory=self.memory_mib * MEBIBYTE,
@@ -101,10 +115,23 @@ class CodeExecution(Builtin):
             processes=self.max_processes,
         )
         given = [{name: value for name, value in test.items() if name != "output"} for test in read]
-        ran = run_tests(f"{setup}\n{code_in(text)}" if setup else code_in(text), given, limits)
+        ran = run_tests(f"{setup}\n{code_in(text)}" if setup else code_in(text), given, limits, until)
         passed = [_passes(test, result) for test, result in zip(read, ran, strict=True)]
+        late = sum(each.late for each in ran)
+        if any(each.left for each in ran) and not late:
+            return _UNFINISHED
         share = sum(passed) / len(passed)
-        return (share if self.score == "share" else float(all(passed))), sum(each.late for each in ran)
+        return _Score(share if self.score == "share" else float(all(passed)), late)
+
+
+class _Score(NamedTuple):
+    value: float | None
+    late: int = 0
+    """Tests that were."""
+    lost: bool = False
+
+
+_UNFINISHED = _Score(None, lost=True)
 
 
 def _tests(column: Any, name: str) -> list[Mapping[str, str]]:
@@ -131,15 +158,19 @@ def _lines(output: str) -> list[str]:
     return [line.rstrip() for line in output.rstrip().splitlines()]
 
 
-def _in_parallel(jobs: Sequence[Callable[[], tuple[float | None, int]]], slots: threading.Semaphore) -> list[Any]:
-    """Results in order; the first error is raised once all have ended."""
-    results: list[Any] = [None] * len(jobs)
+def _in_parallel(jobs: Sequence[Callable[[], _Score]], slots: threading.Semaphore, until: float) -> list[_Score]:
+    """Results in order; those that have no slot by `until` are unfinished. The first error is raised once all have
+    ended."""
+    results = [_UNFINISHED] * len(jobs)
     ended = SimpleQueue[BaseException | None]()
 
     def run(index: int) -> None:
         try:
-            with slots:
-                results[index] = jobs[index]()
+            if slots.acquire(timeout=max(0.0, until - time.monotonic())):
+                try:
+                    results[index] = jobs[index]()
+                finally:
+                    slots.release()
         except BaseException as error:  # handed to the caller
             ended.put(error)
         else:

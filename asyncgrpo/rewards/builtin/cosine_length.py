@@ -10,7 +10,8 @@ from pydantic import PositiveInt
 
 from asyncgrpo.errors import ConfigError
 from asyncgrpo.rewards.builtin.base import Builtin, Completions, arguments
-from asyncgrpo.rewards.builtin.math_accuracy import Accuracy, LogMetric
+from asyncgrpo.rewards.builtin.judged import LogMetric
+from asyncgrpo.rewards.builtin.math_accuracy import Accuracy
 
 
 def cosine(length: int, most: int, at_zero: float, at_most: float) -> float:

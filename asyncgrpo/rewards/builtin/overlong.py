@@ -5,17 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 from pydantic import NonNegativeInt, PositiveInt
 
 from asyncgrpo.errors import ConfigError
+from asyncgrpo.overlong import overlong_punishment
 from asyncgrpo.rewards.builtin.base import Builtin, arguments
-
-
-def overlong_punishment(length: int, limit: int, cache: int) -> float:
-    """0 up to `limit - cache` tokens, then linearly down to -1 at `limit`, and -1 beyond (2503.14476, equation 13)."""
-    if length <= limit - cache:
-        return 0.0
-    return (limit - cache - length) / cache if length <= limit else -1.0
 
 
 @arguments
@@ -43,4 +38,6 @@ class SoftOverlong(Builtin):
         limit = self.max_completion_length
         if limit is None:
             raise ConfigError("SoftOverlong: max_completion_length is not known outside of a run; give it")
-        return [overlong_punishment(len(ids), limit, self.soft_punish_cache) for ids in completion_ids]
+        lengths_S = np.array([len(ids) for ids in completion_ids], dtype=np.int64)
+        rewards: list[float] = overlong_punishment(lengths_S, limit, self.soft_punish_cache).tolist()
+        return rewards

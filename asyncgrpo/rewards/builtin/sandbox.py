@@ -9,29 +9,19 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import logging
-import os
-import subprocess
-import sys
-import tempfile
+import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
-from asyncgrpo.guardian import guardian_command
+from asyncgrpo.errors import ConfigError
+from asyncgrpo.rewards.builtin.confined import APART, Confined, say_what_is_not_kept_apart
 from asyncgrpo.rewards.builtin.pipes import Ended, Late, Lines, write_line
 
 PROGRAM = Path(__file__).with_name("sandbox_program.py")
 START_SECONDS = 30.0
 """For the sandbox itself, and once for what is between its tests."""
-APART = {"network": "it has the network", "processes": "it sees other processes", "files": "it can write your files"}
-"""What is kept from the code, and what is said where that cannot be done."""
-ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
-"""NumPy would otherwise start a thread for every core, which the limits do not allow."""
-
-logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +36,8 @@ class Limits:
     files: int
     """Open at once."""
     processes: int
-    """Of the user, where the kernel counts them: not for root outside of a namespace."""
+    """And threads, where the kernel counts them: not for root. Outside of a namespace, so many and some to spare more
+    than the user has."""
     isolate: bool = True
 
 
@@ -57,6 +48,8 @@ class Ran:
     passed: bool
     """It came to its end in time and raised nothing."""
     late: bool = False
+    left: bool = False
+    """It was not done when the time for all was up."""
     output: str = ""
     """Of a program, the first MiB."""
 
@@ -65,71 +58,57 @@ class SandboxError(RuntimeError):
     """The sandbox did not start: no fault of the code."""
 
 
-def run_tests(code: str, tests: Sequence[Mapping[str, str]], limits: Limits) -> list[Ran]:
+def run_tests(code: str, tests: Sequence[Mapping[str, str]], limits: Limits, until: float = math.inf) -> list[Ran]:
     """One result per test, `{"code": …}` or `{"input": …}` (see `sandbox_program`). A sandbox that the code brought
-    down has failed the tests that were left. Raises SandboxError."""
+    down has failed the tests that were left. At `until`, of the monotonic clock, it is ended. Raises SandboxError."""
     results: list[Ran] = []
-    with _started({"code": code, "tests": list(tests), "limits": asdict(limits)}) as (ready, lines):
+    with contextlib.suppress(Late, Ended), _started(code, tests, limits, until) as (ready, lines):
         if limits.isolate:
-            _say_what_is_not_kept_apart(tuple(ready))
-        with contextlib.suppress(Late, Ended):
-            while len(results) < len(tests):
-                reply = lines.read(time.monotonic() + limits.seconds + START_SECONDS)
-                results.append(Ran(reply["passed"] and not reply["cut"], reply["late"], reply["output"]))
-    return results + [Ran(False)] * (len(tests) - len(results))
+            say_what_is_not_kept_apart(ready)
+        while len(results) < len(tests):
+            reply = lines.read(min(until, time.monotonic() + limits.seconds + START_SECONDS))
+            if "failed" in reply:
+                raise SandboxError(reply["failed"])
+            results.append(Ran(reply["passed"] and not reply["cut"], reply["late"], output=reply["output"]))
+    left = time.monotonic() >= until
+    return results + [Ran(False, left=left)] * (len(tests) - len(results))
 
 
 @functools.cache
 def kept_apart() -> tuple[str, ...]:
     """What this machine can keep from the code: of `network`, `processes` and `files`. Raises SandboxError."""
-    with _started({"code": "", "tests": [], "limits": {"isolate": True, "disk": 1 << 20}}) as (ready, _):
+    none = Limits(seconds=1.0, memory=1 << 30, disk=1 << 20, files=64, processes=1)
+    with _started("", [], none) as (ready, _):
         return tuple(ready)
 
 
-@functools.cache
-def _say_what_is_not_kept_apart(apart: tuple[str, ...]) -> None:
-    """Once."""
-    if missing := [said for what, said in APART.items() if what not in apart]:
-        logger.warning(
-            "code that the model wrote runs with limits only: %s; this kernel refuses namespaces to this user",
-            ", ".join(missing),
+def demand_isolation(reward: str) -> None:
+    """Raise ConfigError where something cannot be kept from the code."""
+    if missing := [what for what in APART if what not in kept_apart()]:
+        raise ConfigError(
+            f"reward {reward!r}: this machine cannot keep code from {', '.join(missing)} (it refuses user "
+            "namespaces), and require_isolation is set; allow them, or leave it out"
         )
 
 
 @contextlib.contextmanager
-def _started(job: Mapping[str, Any]) -> Iterator[tuple[list[str], Lines]]:
-    """A sandbox that has a job, in a folder of its own: what it keeps apart, and its replies. Afterwards nothing of it
-    is left. The guardian sees to that, also if we are killed. Raises SandboxError."""
-    with contextlib.ExitStack() as stack:
-        folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="asyncgrpo-code-", ignore_cleanup_errors=True))
-        lifeline, ours = os.pipe()
-        stack.enter_context(os.fdopen(lifeline))
-        closing = stack.enter_context(os.fdopen(ours, "w"))
-        command = [sys.executable, "-I", str(PROGRAM)]
-        process = stack.enter_context(
-            subprocess.Popen(
-                guardian_command(lifeline, "--grace", "0", "--remove", folder, "--", *command),
-                bufsize=0,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.DEVNULL,
-                cwd=folder,
-                env={"HOME": folder, "TMPDIR": folder, "LANG": "C.UTF-8"} | ONE_THREAD | _passed_on(),
-                pass_fds=[lifeline],
-                start_new_session=True,
-            )
-        )
-        stack.callback(closing.close)  # the guardian ends everything, then itself; only then is it waited for
-        assert process.stdin is not None and process.stdout is not None
-        lines = Lines(process.stdout.fileno())
+def _started(
+    code: str, tests: Sequence[Mapping[str, str]], limits: Limits, until: float = math.inf
+) -> Iterator[tuple[list[str], Lines]]:
+    """A sandbox that has a job: what it keeps apart, and its replies. Afterwards nothing of it is left. Raises Late at
+    `until`, SandboxError if it does not start otherwise."""
+    confined = Confined(PROGRAM, limits.disk, isolate=limits.isolate)
+    process = confined.process
+    assert process.stdin is not None and process.stdout is not None
+    lines = Lines(process.stdout.fileno())
+    try:
         try:
-            write_line(process.stdin.fileno(), job)
-            ready = lines.read(time.monotonic() + START_SECONDS)["ready"]
+            write_line(process.stdin.fileno(), {"code": code, "tests": list(tests), "limits": asdict(limits)})
+            ready = lines.read(min(until, time.monotonic() + START_SECONDS))["ready"]
         except (Late, Ended) as error:
+            if isinstance(error, Late) and time.monotonic() >= until:
+                raise
             raise SandboxError(f"the sandbox for code ended at its start, or took over {START_SECONDS:g} s") from error
         yield ready, lines
-
-
-def _passed_on() -> dict[str, str]:
-    """Of our environment, what Python needs; secrets that it holds are nobody's business."""
-    return {name: os.environ[name] for name in ("PATH", "PYTHONPATH", "LD_LIBRARY_PATH") if name in os.environ}
+    finally:
+        confined.end()

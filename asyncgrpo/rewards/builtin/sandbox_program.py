@@ -1,11 +1,15 @@
 """Program of a sandbox: runs one piece of Python with several tests, each in a process of its own with limits.
 
 It reads one job from its input, {"code", "tests", "limits"}, and writes lines of JSON: {"ready": [what is kept apart]},
-then one for each test. Only the standard library is imported. Whoever starts it ends everything below it.
+then one for each test. Only the standard library is imported. Whoever starts it ends everything below it, and has
+started it by `apart` if the code is to be kept apart.
 
-A test is `{"code": text}`, run after the job's code in the same interpreter, which passes if nothing is raised; or
-`{"input": text}`, with which the job's code runs as a program: its output is reported. What a test's process does, such
-as ending early, cannot make it pass: that takes a word that it is only told once its last line has run.
+A test is `{"input": text}`, with which the job's code runs as a program: its output is reported, to be compared
+elsewhere, and whether it ended well. Or it is `{"code": text}`, run after the job's code in the same interpreter, which
+passes if nothing is raised. Each runs in a fresh interpreter (`judged_program`), which is given the test once the code
+has run, and once that has run a word that it says back. So a test that is not reached does not pass, however the code
+ends. But code and test share that interpreter, where code can do whatever `judged_program` does: code made to deceive
+a test can, by an `__eq__` that is always true, by changing what the test uses, or by asking for the word itself.
 """
 
 from __future__ import annotations
@@ -20,131 +24,122 @@ import secrets
 import select
 import shutil
 import signal
+import socket
 import sys
+import time
+from pathlib import Path
 from typing import Any
 
-CLONE_NEWNS, CLONE_NEWIPC, CLONE_NEWUSER, CLONE_NEWPID, CLONE_NEWNET = (
-    0x00020000, 0x08000000, 0x10000000, 0x20000000, 0x40000000,
-)  # fmt: skip
-MS_NOSUID, MS_NODEV, MS_REC, MS_PRIVATE = 2, 4, 16384, 1 << 18
-PR_SET_PDEATHSIG, PR_SET_NO_NEW_PRIVS = 1, 38
-MOUNT_SETATTR, AT_FDCWD, AT_RECURSIVE, MOUNT_ATTR_RDONLY = 442, -100, 0x8000, 1
+PR_SET_NO_NEW_PRIVS = 38
 MOST_OUTPUT = 1 << 20
 """Bytes of a program's output that are kept; more is wrong all the same."""
+START_SECONDS = 20.0
+"""For an interpreter, which does not count as the test's time."""
+SPARE_PROCESSES = 256
+"""That the user's other programs may start while a test runs, where the kernel counts all of the user's together."""
+COUNTS_BY_NAMESPACE = (5, 14)
+"""The Linux since which processes in a namespace are counted for themselves."""
+JUDGED = str(Path(__file__).with_name("judged_program.py"))
 _libc = ctypes.CDLL(None, use_errno=True)
+
+
+class NotStarted(Exception):
+    """The interpreter of a test did not start: no fault of the code."""
 
 
 def main() -> None:
     job = json.loads(sys.stdin.buffer.readline())
     replies = os.dup(1)
     os.set_inheritable(replies, False)
-    apart = keep_apart() if job["limits"]["isolate"] else False
-    if not apart:
-        run(job, replies, [])
-        return
-    inner = os.fork()  # a namespace of processes begins with the next one, which takes all others along when it ends
-    if inner:
-        os._exit(os.waitstatus_to_exitcode(os.waitpid(inner, 0)[1]) and 1)
-    _libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    run(job, replies, ["network", "processes", *lock_files(job["limits"]["disk"])])
-    os._exit(0)
-
-
-def keep_apart() -> bool:
-    """Enter namespaces of our own: no network, no process of others in sight, and mounts that only we see."""
-    user, group = os.getuid(), os.getgid()
-    flags = CLONE_NEWUSER | CLONE_NEWNS | CLONE_NEWIPC | CLONE_NEWPID | CLONE_NEWNET
-    probe = os.fork()  # a namespace that was entered by half cannot be left
-    if not probe:
-        os._exit(0 if _enter(flags, user, group) else 1)
-    if os.waitpid(probe, 0)[1]:
-        return False
-    return _enter(flags, user, group)
-
-
-def _enter(flags: int, user: int, group: int) -> bool:
-    if _libc.unshare(flags):
-        return False
-    try:
-        for file, text in (("setgroups", "deny"), ("uid_map", f"0 {user} 1"), ("gid_map", f"0 {group} 1")):
-            with open(f"/proc/self/{file}", "w") as handle:
-                handle.write(text)
-    except OSError:
-        return False
-    return True
-
-
-def lock_files(disk: int) -> list[str]:
-    """Every file system read-only, but for the working directory, which is empty memory of `disk` bytes."""
-    here = os.getcwd()
-    attributes = (ctypes.c_uint64 * 4)(MOUNT_ATTR_RDONLY, 0, 0, 0)
-    failed = (
-        _libc.mount(None, b"/", None, MS_REC | MS_PRIVATE, None)
-        or _libc.syscall(MOUNT_SETATTR, AT_FDCWD, b"/", AT_RECURSIVE, attributes, ctypes.sizeof(attributes))
-        or _libc.mount(b"tmpfs", os.fsencode(here), b"tmpfs", MS_NOSUID | MS_NODEV, f"size={disk}".encode())
-    )
-    if failed:
-        return []
-    os.chdir(here)  # into what is mounted there now
-    return ["files"]
-
-
-def run(job: dict[str, Any], replies: int, apart: list[str]) -> None:
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    apart = [what for what in os.environ.pop("APART", "").split(",") if what]
     _write(replies, {"ready": apart})
-    alone = "processes" in apart and os.getpid() == 1
     for test in job["tests"]:
-        _write(replies, one_test(job["code"], test, job["limits"], alone))
+        try:
+            _write(replies, one_test(job["code"], test, job["limits"], apart))
+        except NotStarted as error:
+            _write(replies, {"failed": str(error)})
+            return
         for entry in os.scandir("."):
             with contextlib.suppress(OSError):
                 shutil.rmtree(entry) if entry.is_dir(follow_symlinks=False) else os.unlink(entry)
 
 
-def one_test(code: str, test: dict[str, str], limits: dict[str, float], alone: bool) -> dict[str, Any]:
-    """alone: nobody but what the test started is left in our namespace of processes."""
-    word = secrets.token_bytes(16)
-    reader, writer = os.pipe()
+def one_test(code: str, test: dict[str, str], limits: dict[str, float], apart: list[str]) -> dict[str, Any]:
+    """Raises NotStarted."""
+    alone = "processes" in apart and os.getpid() == 1  # nobody but what the test started is left beside us
+    is_program, word = "code" not in test, secrets.token_bytes(16)
+    gifts = [code.encode()] if is_program else [code.encode(), test["code"].encode(), word]
+    ours, theirs = socket.socketpair()
     given, output = os.memfd_create("input"), os.memfd_create("output")
     os.write(given, test.get("input", "").encode())
     os.lseek(given, 0, os.SEEK_SET)
+    processes = most_processes(int(limits["processes"]), apart)
     child = os.fork()
     if not child:
         try:
-            in_child(code, test, limits, (given, output, writer), word)
+            become_judged(is_program, limits, processes, (given, output, theirs.fileno()))
         finally:
             os._exit(1)
-    os.close(writer)
-    late = wait_for(child, limits["seconds"])
+    theirs.close()
+    try:
+        said, late = converse(ours, child, gifts, limits["seconds"])
+    finally:
+        status = end(child, alone)
+        text, cut = read_output(output)
+        ours.close()
+        for each in (given, output):
+            os.close(each)
+    passed = status == 0 if is_program else said == word
+    return {"passed": passed and not late, "late": late, "output": text, "cut": cut}
+
+
+def converse(ours: socket.socket, child: int, gifts: list[bytes], seconds: float) -> tuple[bytes, bool]:
+    """Give it one thing after the other as it asks for them, and wait for what it says last, or for its end. Also
+    whether it was late: `seconds` begin with its first question. Raises NotStarted without any."""
+    handle = os.pidfd_open(child)
+    try:
+        if not _hear(ours, handle, 1, time.monotonic() + START_SECONDS):
+            raise NotStarted("Python did not start within the limits of a test; give it more memory_mib or max_files")
+        until = time.monotonic() + seconds
+        for number, gift in enumerate(gifts):
+            if number and not _hear(ours, handle, 1, until):
+                return b"", False
+            ours.settimeout(max(0.001, until - time.monotonic()))
+            ours.sendall(len(gift).to_bytes(8, "big") + gift)
+        if said := _hear(ours, handle, len(gifts[-1]), until):
+            return said, False
+        # A program has closed its end, and runs.
+        return b"", not select.select([handle], [], [], max(0.0, until - time.monotonic()))[0]
+    except TimeoutError:
+        return b"", True
+    except (BrokenPipeError, ConnectionResetError):  # it has ended
+        return b"", False
+    finally:
+        os.close(handle)
+
+
+def _hear(ours: socket.socket, handle: int, size: int, until: float) -> bytes:
+    """What it says; nothing if it has ended, or closed its end. Raises TimeoutError."""
+    ends: list[Any] = [ours, handle]
+    if not select.select(ends, [], [], max(0.0, until - time.monotonic()))[0]:
+        raise TimeoutError
+    try:
+        return ours.recv(size, socket.MSG_DONTWAIT)
+    except BlockingIOError:  # it has ended, but a process that got away holds its end
+        return b""
+
+
+def end(child: int, alone: bool) -> int:
+    """And all that it started, as far as it can be found. The status with which it ended."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(child, signal.SIGKILL)
     if alone:
-        os.kill(-1, signal.SIGKILL)
-    os.waitpid(child, 0)
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(-1, signal.SIGKILL)
+    status = os.waitpid(child, 0)[1]
     while alone and _reap():
         pass
-    os.set_blocking(reader, False)
-    said = b""
-    with contextlib.suppress(BlockingIOError):  # a process that got away holds the other end
-        said = os.read(reader, len(word))
-    size = os.fstat(output).st_size
-    text = os.pread(output, MOST_OUTPUT, 0).decode(errors="replace")
-    for each in (reader, given, output):
-        os.close(each)
-    return {
-        "passed": said == word and not late,
-        "late": late,
-        "output": text,
-        "cut": size > MOST_OUTPUT,
-    }
-
-
-def wait_for(child: int, seconds: float) -> bool:
-    """Whether it has not ended in time."""
-    handle = os.pidfd_open(child)
-    try:
-        return not select.select([handle], [], [], seconds)[0]
-    finally:
-        os.close(handle)
+    return status
 
 
 def _reap() -> bool:
@@ -155,40 +150,58 @@ def _reap() -> bool:
     return True
 
 
-def in_child(
-    code: str, test: dict[str, str], limits: dict[str, float], handles: tuple[int, int, int], word: bytes
+def read_output(output: int) -> tuple[str, bool]:
+    """And whether there was more of it."""
+    return os.pread(output, MOST_OUTPUT, 0).decode(errors="replace"), os.fstat(output).st_size > MOST_OUTPUT
+
+
+def most_processes(most: int, apart: list[str]) -> int | None:
+    """The limit with which a test can have so many. None: the kernel cannot be told.
+
+    It counts those of our namespace; where we have none, all threads of the user, whichever program's. There the limit
+    only keeps a test that starts more and more of them from taking all.
+    """
+    if "processes" not in apart:
+        return most + threads_of(os.getuid()) + SPARE_PROCESSES
+    release = tuple(int(part) for part in os.uname().release.split("-")[0].split(".")[:2])
+    return most if release >= COUNTS_BY_NAMESPACE else None
+
+
+def threads_of(user: int) -> int:
+    count = 0
+    for entry in os.scandir("/proc"):
+        if not entry.name.isdigit():
+            continue
+        with contextlib.suppress(OSError, ValueError, IndexError):  # it has ended meanwhile
+            if entry.stat().st_uid == user:
+                text = Path(entry.path, "stat").read_text().rpartition(")")[2]
+                count += int(text.split()[17])
+    return count
+
+
+def become_judged(
+    is_program: bool, limits: dict[str, float], processes: int | None, handles: tuple[int, int, int]
 ) -> None:
-    given, output, writer = handles
+    given, output, talk = handles
     os.setpgid(0, 0)
     _libc.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
-    os.dup2(given, 0)
-    os.dup2(output, 1)
-    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
-    os.dup2(writer, 3)
+    for number, handle in enumerate((given, output, os.open(os.devnull, os.O_WRONLY), talk)):
+        # Twice, lest one be overwritten before its turn.
+        os.dup2(handle, number + 100, inheritable=False)
+    for number in range(4):
+        os.dup2(number + 100, number)
     os.closerange(4, 1 << 12)
-    sys.stdin, sys.stdout, sys.stderr = (os.fdopen(handle, mode) for handle, mode in ((0, "r"), (1, "w"), (2, "w")))
     for name, limit in (
-        ("CPU", math.ceil(limits["seconds"]) + 1),
+        ("CPU", math.ceil(limits["seconds"]) + 2),
         ("AS", limits["memory"]),
         ("FSIZE", limits["disk"]),
         ("NOFILE", limits["files"]),
-        ("NPROC", limits["processes"]),
+        ("NPROC", processes),
         ("CORE", 0),
     ):
-        resource.setrlimit(getattr(resource, f"RLIMIT_{name}"), (int(limit), int(limit)))
-    scope: dict[str, Any] = {"__name__": "__main__"}
-    sys.argv = ["solution.py"]
-    is_program = "code" not in test
-    try:
-        exec(compile(code, "solution.py", "exec"), scope)
-        if not is_program:
-            exec(compile(test["code"], "test.py", "exec"), scope)
-    except SystemExit as ended:
-        if not is_program or ended.code not in (None, 0):
-            os._exit(1)
-    sys.stdout.flush()
-    os.write(3, word)
-    os._exit(0)
+        if limit is not None:
+            resource.setrlimit(getattr(resource, f"RLIMIT_{name}"), (int(limit), int(limit)))
+    os.execv(sys.executable, [sys.executable, "-I", JUDGED, "program" if is_program else "test"])
 
 
 def _write(handle: int, reply: dict[str, Any]) -> None:

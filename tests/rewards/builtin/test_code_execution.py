@@ -1,7 +1,9 @@
 """Code in a completion, its tests, and what it tries instead."""
 
 import logging
+import os
 import socket
+import threading
 from typing import Any
 
 import psutil
@@ -10,7 +12,9 @@ import pytest
 from asyncgrpo.errors import ConfigError
 from asyncgrpo.rewards.builtin import CodeExecution
 from asyncgrpo.rewards.builtin.code_execution import code_in
-from asyncgrpo.rewards.builtin.sandbox import APART, Limits, kept_apart, run_tests
+from asyncgrpo.rewards.builtin.confined import APART
+from asyncgrpo.rewards.builtin.sandbox import Limits, SandboxError, kept_apart, run_tests
+from asyncgrpo.rewards.builtin.sandbox_program import most_processes, threads_of
 from asyncgrpo.rewards.values import BadValue
 
 REWARD = CodeExecution(deadline=20.0, workers=1)
@@ -67,6 +71,56 @@ def test_what_does_not_solve_the_task_does_not_pass(code: str) -> None:
     assert not passes(code, "assert add(1, 2) == 3", seconds=2.0)
 
 
+FRAMES = """
+import gc, sys
+frame, seen = sys._getframe(), {}
+while frame:
+    seen |= {**frame.f_globals, **frame.f_locals}
+    frame = frame.f_back
+texts = [str(each) for each in [*seen.values(), *gc.get_objects()] if isinstance(each, (str, bytes, list, dict))]
+"""
+
+
+def test_code_that_looks_around_sees_neither_its_tests_nor_the_word() -> None:
+    cheat = "import os\nos.write(3, seen['word'])\nos._exit(0)"
+    assert not passes(FRAMES + cheat, "assert add(1, 2) == 3")
+    test = "assert not seen_by_code, 'given-last'"
+    assert passes(FRAMES + "seen_by_code = any('-'.join(['given', 'last']) in text for text in texts)", test)
+
+
+def test_what_a_program_does_is_judged_by_its_output_and_its_end() -> None:
+    tests = [{"input": "", "output": "3"}]
+    programs = ["print(3, flush=True)\nimport os; os._exit(0)", "print(3, flush=True)\nimport os; os._exit(2)"]
+    programs += ["import atexit; atexit.register(print, 3)", "import os; os.write(3, b'?')\nprint(3)"]
+    assert REWARD(completions=programs, tests=[tests] * 4) == [1.0, 0.0, 1.0, 0.0]
+
+
+def test_a_class_of_the_code_can_be_pickled_as_in_any_program() -> None:
+    assert passes("import pickle\nclass A: pass", "assert type(pickle.loads(pickle.dumps(A()))) is A")
+
+
+def test_limits_in_which_python_does_not_start_are_no_fault_of_the_code() -> None:
+    with pytest.raises(SandboxError, match="Python did not start within the limits of a test; give it more memory_mib"):
+        passes(ADD, "assert add(1, 2) == 3", memory=8 << 20)
+
+
+THREAD = "import threading\nthread = threading.Thread(target=print); thread.start(); thread.join()"
+
+
+def test_without_namespaces_the_users_other_threads_are_not_the_codes() -> None:
+    ended = threading.Event()
+    threads = [threading.Thread(target=ended.wait) for _ in range(20)]
+    for thread in threads:
+        thread.start()
+    try:
+        assert most_processes(8, []) > 8 + threads_of(os.getuid()) - 5  # others come and go
+        assert threads_of(os.getuid()) > 20
+        assert passes(THREAD, isolate=False, processes=8)  # for root the kernel counts none
+    finally:
+        ended.set()
+    assert most_processes(8, ["network", "processes"]) == 8
+
+
 @pytest.mark.parametrize(
     ("code", "limit"),
     [
@@ -99,6 +153,37 @@ def test_a_late_test_is_told_apart_and_those_after_it_run() -> None:
     assert metrics == [("code_execution/late", 1.0)]
 
 
+def test_a_call_ends_in_time_and_gives_back_its_slots(caplog: pytest.LogCaptureFixture) -> None:
+    loops = "while True: pass"
+    reward = CodeExecution(deadline=0.5, workers=1).bound(max_completion_length=8, timeout=10.0)
+    assert isinstance(reward, CodeExecution)
+    assert reward.call_timeout == 8.0
+    metrics: dict[str, float] = {}
+    tests = [["x = 1"] * 100] * 3
+    with caplog.at_level(logging.WARNING):
+        scores = reward(completions=[loops] * 3, tests=tests, log_metric=metrics.__setitem__)
+    # The one that had the slot has failed what was left; those that only waited for it have not.
+    assert sorted(scores, key=str) == [0.0, None, None]
+    assert metrics["code_execution/late"] >= 1
+    assert metrics["code_execution/lost"] == 2
+    assert "2 answers without a verdict (2 unfinished; the call had 8 s for all of them), not scored" in caplog.text
+    assert REWARD(completions=[ADD], tests=["assert add(1, 2) == 3"]) == [1.0]
+
+
+def test_a_test_that_may_take_the_whole_call_is_refused() -> None:
+    with pytest.raises(ConfigError, match="deadline=5 s of one test is not less than the 4 s that a call has for all"):
+        CodeExecution().bound(max_completion_length=8, timeout=5.0)
+
+
+def test_a_test_that_runs_when_the_call_is_over_is_ended_with_it() -> None:
+    reward = CodeExecution(deadline=500.0, workers=1, call_timeout=3.0)
+    assert reward(completions=["while True: pass"], tests=["x = 1"]) == [None]
+    with pytest.raises(RuntimeError, match=r"1 answers without a verdict \(1 unfinished; the call had 3 s"):
+        CodeExecution(deadline=500.0, workers=1, call_timeout=3.0, on_lost="error")(
+            completions=["while True: pass"], tests=["x = 1"]
+        )
+
+
 def test_no_process_stays_behind() -> None:
     code = (
         "import os, time\n"
@@ -125,6 +210,21 @@ def test_code_is_kept_from_network_processes_and_files_where_the_kernel_can() ->
         assert not passes(connect)
     assert passes("try: open('/var/tmp/x', 'w')\nexcept OSError as error: assert error.errno == 30, error")
     assert passes("import os; assert os.getpid() < 100")
+    assert passes("import os; assert len([name for name in os.listdir('/proc') if name.isdigit()]) < 5")
+
+
+REMOUNT = """
+import ctypes
+attributes = (ctypes.c_uint64 * 4)(0, 1, 0, 0)  # no longer read-only
+assert ctypes.CDLL(None).syscall(442, -100, b"/", 0, attributes, 32) == -1
+"""
+
+
+def test_code_cannot_undo_what_keeps_it_apart() -> None:
+    if "files" not in kept_apart():
+        pytest.skip("this kernel refuses namespaces to this user")
+    assert passes(REMOUNT)
+    assert passes("assert 'CapEff:\\t0000000000000000' in open('/proc/self/status').read()")
 
 
 def test_isolation_can_be_required() -> None:

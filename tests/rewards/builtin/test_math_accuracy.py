@@ -14,7 +14,7 @@ import pytest
 
 from asyncgrpo.errors import ConfigError
 from asyncgrpo.rewards.builtin import Accuracy, Cosine, ReasoningAccuracy, accuracy
-from asyncgrpo.rewards.builtin.math_accuracy import lost_answers
+from asyncgrpo.rewards.builtin.judged import lost_answers
 from asyncgrpo.rewards.values import BadValue
 
 PATIENT = Accuracy(deadline=60.0, workers=1)

@@ -5,7 +5,6 @@ import pytest
 from asyncgrpo.errors import ConfigError
 from asyncgrpo.rewards.builtin import ExactMatch, Repetition, SoftOverlong, ThinkFormat, exact_match, think_format
 from asyncgrpo.rewards.builtin.ngrams import repeated_share
-from asyncgrpo.rewards.builtin.overlong import overlong_punishment
 
 
 def test_think_tags() -> None:
@@ -29,14 +28,13 @@ def test_repeated_ngrams() -> None:
 
 
 def test_soft_overlong_at_its_bounds() -> None:
-    lengths = [0, 80, 81, 100, 101]
-    assert [overlong_punishment(n, 100, 20) for n in lengths] == [0.0, 0.0, -0.05, -1.0, -1.0]
-    assert [overlong_punishment(n, 100, 0) for n in (100, 101)] == [0.0, -1.0]
+    hard = SoftOverlong(soft_punish_cache=0, max_completion_length=100)
+    assert hard(completion_ids=[[1] * 100, [1] * 101]) == [0.0, -1.0]
     reward = SoftOverlong(soft_punish_cache=20)
     with pytest.raises(ConfigError, match="max_completion_length is not known outside of a run"):
         reward(completion_ids=[[1]])
     bound = reward.bound(max_completion_length=100, timeout=60.0)
-    assert bound(completion_ids=[[1] * 90]) == [-0.5]
+    assert bound(completion_ids=[[1] * n for n in (0, 80, 81, 90, 100, 101)]) == [0.0, 0.0, -0.05, -0.5, -1.0, -1.0]
     own = SoftOverlong(soft_punish_cache=20, max_completion_length=50).bound(max_completion_length=100, timeout=60.0)
     assert own(completion_ids=[[1] * 40]) == [-0.5]
     with pytest.raises(ConfigError, match="soft_punish_cache=20 is more than max_completion_length=10"):

@@ -60,7 +60,31 @@ def test_a_question_that_goes_wrong_costs_its_worker_and_nothing_else(
 
 
 def test_what_waits_when_time_is_up_is_given_up(workers: Callable[..., Workers]) -> None:
-    assert ask(workers(), "hang", "a", "b", seconds=30.0, within=1.0) == [Lost("late")] * 3
+    one = workers()
+    ask(one, "x")  # it has started
+    assert ask(one, "hang", "a", "b", seconds=30.0, within=1.0) == [Lost("late"), Lost("unasked"), Lost("unasked")]
+
+
+SLOW = """
+import os, pathlib, sys, time
+here = pathlib.Path(sys.argv[0]).parent
+with open(here / "starts", "a") as starts:
+    starts.write(f"{os.getpid()}\\n")
+while not (here / "start").exists():
+    time.sleep(0.01)
+"""
+
+
+def test_a_worker_that_starts_after_the_call_is_there_for_the_next(
+    workers: Callable[..., Workers], tmp_path: Path
+) -> None:
+    one = workers(program=SLOW + PROGRAM)
+    assert ask(one, "a", within=0.5) == [Lost("unasked")]
+    assert ask(one, "a", within=0.5) == [Lost("unasked")]
+    (tmp_path / "start").touch()
+    [[worker, said]] = ask(one, "a")
+    assert said == "a"
+    assert (tmp_path / "starts").read_text() == f"{worker}\n", "it was started once"
 
 
 def test_an_idle_worker_that_has_ended_is_replaced(workers: Callable[..., Workers]) -> None:
