@@ -7,9 +7,11 @@ from panels import Dashboard, Panel, Query, Row
 _RUNS = 'run=~"$run"'
 
 
-def _curve(title: str, description: str, expr: str, unit: str = "short", **options: float) -> Panel:
+def _curve(
+    title: str, description: str, expr: str, unit: str = "short", *, zero_in_health: bool = False, **options: float
+) -> Panel:
     """One line per run."""
-    query = Query(expr=expr.replace("RUNS", _RUNS), legend="{{run}}")
+    query = Query(expr=expr.replace("RUNS", _RUNS), legend="{{run}}", zero_in_health=zero_in_health)
     return Panel(title=title, description=description, queries=(query,), unit=unit, **options)  # type: ignore[arg-type]
 
 
@@ -18,8 +20,8 @@ WHICH = Row(
     panels=(
         Panel(
             title="Runs",
-            description="Equal settings: what they train is the same, where they run may differ.",
-            queries=(Query(expr=f"asyncgrpo_run_info{{{_RUNS}}}"),),
+            description="Of the last day. Equal settings: what they train is the same, where they run may differ.",
+            queries=(Query(expr=f"last_over_time(asyncgrpo_run_info{{{_RUNS}}}[1d])"),),
             kind="table",
             width=16,
             height=6,
@@ -69,7 +71,13 @@ COSTS = Row(
         _curve("Generated", "Tokens per second.", "run:asyncgrpo_generated_tokens:rate5m{RUNS}", "suffix: tok/s"),
         _curve("Duration of a step", "Over half an hour.", "run:asyncgrpo_step_duration_seconds:mean30m{RUNS}", "s"),
         _curve("Learner waits", "Share of time.", "run:asyncgrpo_learner_waiting:ratio_rate5m{RUNS}", "percentunit"),
-        _curve("Generation idle", "Share of time.", "run:asyncgrpo_generation_idle:ratio_rate5m{RUNS}", "percentunit"),
+        _curve(
+            "Generation idle",
+            "Share of time.",
+            "run:asyncgrpo_generation_idle:ratio_rate5m{RUNS}",
+            "percentunit",
+            zero_in_health=True,
+        ),
         _curve("Mean staleness", "Of trained tokens.", "run:asyncgrpo_staleness_versions:mean15m{RUNS}", "none"),
     ),
 )

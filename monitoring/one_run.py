@@ -289,6 +289,7 @@ TIME = Row(
                 Query(
                     expr='run:asyncgrpo_generation_idle:ratio_rate5m{run="$run"}',
                     legend="generation idle",
+                    zero_in_health=True,
                 ),
             ),
             unit="percentunit",
@@ -474,7 +475,9 @@ FRESHNESS = Row(
         Panel(
             title="Versions behind",
             description="Of the engine that gets work and has the oldest.",
-            queries=(Query(expr='run:asyncgrpo_policy_version:behind{run="$run"}', legend="behind"),),
+            queries=(
+                Query(expr='run:asyncgrpo_policy_version:behind{run="$run"}', legend="behind", zero_in_health=True),
+            ),
             unit="none",
             minimum=0,
         ),
@@ -525,7 +528,11 @@ ENGINES = Row(
             description="As vLLM sees them.",
             queries=(
                 Query(expr='sum by (engine) (vllm:num_requests_running{run="$run"})', legend="{{engine}} running"),
-                Query(expr='sum by (engine) (vllm:num_requests_waiting{run="$run"})', legend="{{engine}} waiting"),
+                Query(
+                    expr='sum by (engine) (vllm:num_requests_waiting{run="$run"})',
+                    legend="{{engine}} waiting",
+                    zero_in_health=True,
+                ),
             ),
             unit="none",
             minimum=0,

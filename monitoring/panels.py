@@ -173,7 +173,7 @@ def _target(panel: Panel, query: Query, index: int) -> dict[str, Any]:
 
 
 def _defaults(panel: Panel) -> dict[str, Any]:
-    found: dict[str, Any] = {"unit": panel.unit, "color": {"mode": "palette-classic"}}
+    found: dict[str, Any] = {"unit": panel.unit, "color": {"mode": "palette-classic-by-name"}}
     for name, value in (("min", panel.minimum), ("max", panel.maximum), ("decimals", panel.decimals)):
         if value is not None:
             found[name] = value

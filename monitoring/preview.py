@@ -81,6 +81,8 @@ def draw(dashboard: Dashboard, view: View, path: Path) -> list[str]:
 def _timeseries(axes: Any, panel: Panel, view: View) -> bool:
     lines = [(_legend(query, series), series) for query in panel.queries for series in view.over(query)]
     lines = [(legend, series) for legend, series in lines if any(math.isfinite(value) for _, value in series.points)]
+    if len(panel.queries) == 1:
+        lines.sort(key=lambda line: line[0])  # a run has one colour in all panels
     if panel.stack and lines:
         _stack(axes, lines)
     else:

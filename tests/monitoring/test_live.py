@@ -35,7 +35,10 @@ ZERO_IN_HEALTH = {
     "asyncgrpo_reward_failures_total",
     "asyncgrpo_rollbacks_total",
     "asyncgrpo_tracker_steps_lost_total",
+    "asyncgrpo_uniform_groups_total",
+    "run:asyncgrpo_generation_idle:ratio_rate5m",
     "run:asyncgrpo_groups_dropped:ratio_rate30m",
+    "run:asyncgrpo_policy_version:behind",
 }
 """What alerts look at, and is 0 as long as nothing is wrong."""
 
