@@ -190,7 +190,7 @@ async def test_a_process_that_is_killed_as_it_starts_is_named(classifier: Path) 
         before = psutil.Process().children()
         starting = asyncio.create_task(model.start(60.0))
         async with asyncio.timeout(20):
-            while not (started := [each for each in psutil.Process().children() if each not in before]):
+            while not (started := [each for each in psutil.Process().children() if each not in before]):  # noqa: ASYNC110
                 await asyncio.sleep(0)
         started[0].kill()
         with pytest.raises(RewardError, match=r"^reward model .*classifier: its process ended with code -9: it said"):
