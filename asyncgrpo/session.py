@@ -26,8 +26,10 @@ from asyncgrpo.generation.startup import start_all
 from asyncgrpo.generation.supervisor import Supervisor
 from asyncgrpo.generation.verify import verify_settings, with_dtype_of
 from asyncgrpo.learning.client import LearnerClient
+from asyncgrpo.observe.discovery import scrape_targets, targets_file
 from asyncgrpo.observe.engines import EngineNews
-from asyncgrpo.observe.metrics import GENERATION_STATES, LEARNER_STATES, EvaluationMetrics, RunMetrics
+from asyncgrpo.observe.logs import counted_logs
+from asyncgrpo.observe.metrics import GENERATION_STATES, LEARNER_STATES, EvaluationMetrics, RunMetrics, run_info
 from asyncgrpo.observe.progress import Progress
 from asyncgrpo.observe.recorder import Recorder
 from asyncgrpo.observe.run_folder import RunFolder
@@ -95,7 +97,8 @@ async def open_session(
         ]
         by_name = {client.name: client for client in clients}
         learner_time, generation_time = TimeAccount(LEARNER_STATES), TimeAccount(GENERATION_STATES)
-        metrics = _metrics(job, folder, clients, learner_time)
+        metrics = _metrics(job, folder, clients, learner_time, generation_time)
+        stack.enter_context(counted_logs(lambda level: metrics.process.log_messages.labels(level).inc()))
         trackers = Trackers.of(config, folder, metrics, progress)
         stack.push_async_callback(trackers.close)
         server = await stack.enter_async_context(
@@ -113,6 +116,9 @@ async def open_session(
             )
         if server.url is not None:
             progress.note(f"metrics at {server.url}/metrics, logs in {folder.logs_dir}")
+        name = config.observe.run_name or folder.path.name
+        targets = scrape_targets(name, server.url, [(client.name, client.url) for client in clients])
+        stack.enter_context(targets_file(config.observe.targets_dir, name, targets))
         config = await _check_running(clients[len(managed) :], config, backend)
         job = replace(job, config=config)
         learner = make_learner(config, folder.logs_dir)
@@ -128,7 +134,6 @@ async def open_session(
         supervisor = Supervisor(
             pool, processes, publisher, config, partial(_verify, config, backend), EngineNews(metrics, progress)
         )
-        metrics.engines_serving.set_function(lambda: len(pool.serving))
         await stack.enter_async_context(_last_words(managed, supervisor))
         await verify_settings(clients[: len(managed)], config, backend)
         await publisher.connect()
@@ -154,27 +159,32 @@ def _addresses(specs: Sequence[EngineSpec], urls: Sequence[str]) -> list[tuple[s
     return [(spec.name, spec.url) for spec in specs] + external
 
 
-def _metrics(job: Job, folder: RunFolder, clients: Sequence[EngineClient], learner_time: TimeAccount) -> RunMetrics:
+def _metrics(
+    job: Job, folder: RunFolder, clients: Sequence[EngineClient], learner: TimeAccount, generation: TimeAccount
+) -> RunMetrics:
     metrics = RunMetrics(
-        info={"run": folder.path.name, "model": job.config.model.path},
+        info=run_info(job.config, folder.path),
         target_steps=job.total_steps,
         slots=job.config.slots,
         engines=[client.name for client in clients],
         rewards=[function.name for function in job.rewards],
-        learner=learner_time,
+        learner=learner,
+        generation=generation,
+        max_staleness=job.config.buffer.max_staleness,
+        stall_seconds=job.config.stall_report_after,
     )
     if (held_out := job.held_out) is not None:
         names = [function.name for function in held_out.rewards]
         metrics.evaluation = EvaluationMetrics(metrics.registry, names, held_out.ks)
     for client in clients:
-        metrics.requests_in_flight.labels(client.name).set_function(partial(getattr, client, "open_requests"))
+        client.activity = metrics.engines.activity[client.name]
     return metrics
 
 
 def _publisher(job: Job, folder: RunFolder, pool: EnginePool, transport: Transport, metrics: RunMetrics) -> Publisher:
     def on_served(engine: str, version: int) -> None:
         pool.mark_served(engine, version)
-        metrics.policy_version.labels(engine).set(version)
+        metrics.engines.served(engine, version)
 
     weights = job.config.weights
     draining = job.config.generation.request_timeout if weights.in_flight == "finish" else 0.0

@@ -2,6 +2,8 @@
 
 import json
 import shutil
+import threading
+import urllib.request
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -134,3 +136,32 @@ def test_the_command_fails_when_an_unchanged_run_comes_out_differently(
     (copy / "metrics.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
     words = [word.format(out=tmp_path / "out") for word in changes]
     assert main(["replay", str(copy), "--steps", "2", *words]) == code
+
+
+def test_a_replay_is_found_and_scraped_as_a_run_is(recorded: RunFolder, tmp_path: Path) -> None:
+    seen: list[tuple[dict[str, Any], str]] = []
+    scraped: list[str] = []
+
+    def scrape(target: str) -> None:
+        with urllib.request.urlopen(f"http://{target}/metrics", timeout=20) as answer:
+            scraped.extend(answer.read().decode().splitlines())
+
+    def look(step: RetrainedStep) -> None:
+        (file,) = (tmp_path / "targets").glob("*.json")
+        (entry,) = json.loads(file.read_text())
+        seen.append((entry["labels"], entry["targets"][0]))
+        if step.step == 1:  # while the second one trains: this is the event loop that has to answer
+            threads.append(threading.Thread(target=scrape, args=entry["targets"]))
+            threads[0].start()
+
+    threads: list[threading.Thread] = []
+    again(recorded, tmp_path, f"--observe.targets_dir={tmp_path / 'targets'}", last_step=2, on_step=look)
+    threads[0].join()
+    assert seen[0] == seen[1]
+    assert seen[0][0] == {"run": "again", "role": "orchestrator"}
+    assert list((tmp_path / "targets").iterdir()) == []
+    values = dict(line.rsplit(" ", 1) for line in scraped if not line.startswith("#"))
+    assert float(values["asyncgrpo_learner_step"]) in (1, 2)
+    assert float(values["asyncgrpo_learner_target_steps"]) == 2
+    assert float(values["asyncgrpo_gradient_norm"]) > 0
+    assert float(values['asyncgrpo_learner_seconds_total{state="training"}']) > 0

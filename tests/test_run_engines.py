@@ -78,6 +78,11 @@ async def test_a_managed_engine_that_is_killed_or_hangs_comes_back_at_the_curren
             assert back_at >= at_death
             assert server_at(pool.clients[0].url).pid != killed.pid
             await reached(orchestrator, orchestrator.steps_done + 4)
+            activity = orchestrator.session.metrics.engines.activity
+            assert activity["engine-0"].time.seconds()["away"] > 0
+            assert activity["engine-0"].requests["answered"] > 0
+            assert activity["engine-1"].time.seconds()["away"] == 0
+            assert [each.is_serving for each in activity.values()] == [True, True]
             orchestrator.stop.set()
             await running
     assert children() == before

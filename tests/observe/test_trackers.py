@@ -170,7 +170,7 @@ def test_every_tracker_of_the_configuration_is_there_and_counted() -> None:
         info={"run": "r"}, target_steps=1, slots=1, engines=[], rewards=[], learner=TimeAccount(("waiting", "training"))
     )
     for name in RunConfig.model_validate({"observe": {"trackers": list(TRACKERS)}}).observe.trackers:
-        metrics.tracker_steps_lost.labels(name).inc(0)
+        metrics.process.tracker_steps_lost.labels(name).inc(0)
 
 
 def test_no_tracker_is_given_what_sounds_like_a_secret(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
