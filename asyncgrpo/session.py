@@ -28,10 +28,13 @@ from asyncgrpo.generation.verify import verify_settings, with_dtype_of
 from asyncgrpo.learning.client import LearnerClient
 from asyncgrpo.observe.engines import EngineNews
 from asyncgrpo.observe.metrics import GENERATION_STATES, LEARNER_STATES, EvaluationMetrics, RunMetrics
+from asyncgrpo.observe.page.handlers import PageHandlers
+from asyncgrpo.observe.page.reader import RunReader
 from asyncgrpo.observe.progress import Progress
 from asyncgrpo.observe.recorder import Recorder
 from asyncgrpo.observe.run_folder import RunFolder
 from asyncgrpo.observe.server import MetricsServer
+from asyncgrpo.observe.spans import SpanLog
 from asyncgrpo.observe.timing import TimeAccount
 from asyncgrpo.observe.trackers import Trackers
 from asyncgrpo.preflight import Job
@@ -62,6 +65,7 @@ class Session:
     progress: Progress
     learner_time: TimeAccount
     generation_time: TimeAccount
+    spans: SpanLog
     trackers: Trackers = field(default_factory=Trackers)
 
     def adopt_incarnation(self) -> None:
@@ -95,6 +99,7 @@ async def open_session(
         by_name = {client.name: client for client in clients}
         learner_time, generation_time = TimeAccount(LEARNER_STATES), TimeAccount(GENERATION_STATES)
         metrics = _metrics(job, folder, clients, learner_time)
+        spans = SpanLog(folder.spans_file, timeout=config.observe.write_timeout)
         trackers = Trackers.of(config, folder, metrics, progress)
         stack.push_async_callback(trackers.close)
         server = await stack.enter_async_context(
@@ -103,15 +108,16 @@ async def open_session(
                 config.observe.metrics_host,
                 config.observe.metrics_port,
                 secret_of(config.observe.metrics_token_env, "observe.metrics_token_env"),
+                _page(job, folder),
             )
         )
         if server.is_open:
             progress.note(
-                f"note: anybody who reaches {config.observe.metrics_host} can read /metrics; "
-                "observe.metrics_token_env makes it want a token"
+                f"note: anybody who reaches {config.observe.metrics_host} can read /metrics, and there is no page; "
+                "observe.metrics_token_env makes both want a token"
             )
         if server.url is not None:
-            progress.note(f"metrics at {server.url}/metrics, logs in {folder.logs_dir}")
+            progress.note(f"page at {server.url}/, metrics at {server.url}/metrics, logs in {folder.logs_dir}")
         config = await _check_running(clients[len(managed) :], config, backend)
         job = replace(job, config=config)
         learner = make_learner(config, folder.logs_dir)
@@ -122,10 +128,10 @@ async def open_session(
             rewards = started(job.rewards, config.learner.start_timeout)
             await gather_all(start_all(managed, by_name), learner.start(), stack.enter_async_context(rewards))
         pool = EnginePool(clients)
-        publisher = _publisher(job, folder, pool, transport, metrics)
+        publisher = _publisher(job, folder, pool, transport, metrics, spans)
         processes = {engine.spec.name: engine for engine in managed}
         supervisor = Supervisor(
-            pool, processes, publisher, config, partial(_verify, config, backend), EngineNews(metrics, progress)
+            pool, processes, publisher, config, partial(_verify, config, backend), EngineNews(metrics, progress, spans)
         )
         metrics.engines_serving.set_function(lambda: len(pool.serving))
         await stack.enter_async_context(_last_words(managed, supervisor))
@@ -143,8 +149,14 @@ async def open_session(
             progress=progress,
             learner_time=learner_time,
             generation_time=generation_time,
+            spans=spans,
             trackers=trackers,
         )
+
+
+def _page(job: Job, folder: RunFolder) -> PageHandlers:
+    tokenizer = getattr(job.tokenizer, "backend_tokenizer", None)  # a slow one has none: tokens are shown by their ids
+    return PageHandlers(RunReader(folder, tokenizer), job.config.observe.write_timeout)
 
 
 def _addresses(specs: Sequence[EngineSpec], urls: Sequence[str]) -> list[tuple[str, str]]:
@@ -170,14 +182,16 @@ def _metrics(job: Job, folder: RunFolder, clients: Sequence[EngineClient], learn
     return metrics
 
 
-def _publisher(job: Job, folder: RunFolder, pool: EnginePool, transport: Transport, metrics: RunMetrics) -> Publisher:
+def _publisher(
+    job: Job, folder: RunFolder, pool: EnginePool, transport: Transport, metrics: RunMetrics, spans: SpanLog
+) -> Publisher:
     def on_served(engine: str, version: int) -> None:
         pool.mark_served(engine, version)
         metrics.policy_version.labels(engine).set(version)
 
     weights = job.config.weights
     draining = job.config.generation.request_timeout if weights.in_flight == "finish" else 0.0
-    return Publisher(
+    publisher = Publisher(
         transport,
         pool.clients,
         incarnation=folder.incarnation,
@@ -186,6 +200,8 @@ def _publisher(job: Job, folder: RunFolder, pool: EnginePool, transport: Transpo
         in_flight=weights.in_flight,
         on_served=on_served,
     )
+    publisher.on_paused = lambda engine, version, seconds: spans.add(engine, "loading", seconds, version=version)
+    return publisher
 
 
 async def _check_running(clients: Sequence[EngineClient], config: RunConfig, backend: str) -> RunConfig:

@@ -6,6 +6,7 @@ import logging
 
 from asyncgrpo.observe.metrics import RunMetrics
 from asyncgrpo.observe.progress import Progress, format_duration
+from asyncgrpo.observe.spans import SpanLog
 from asyncgrpo.types import EjectionReason
 
 logger = logging.getLogger(__name__)
@@ -16,8 +17,8 @@ __all__ = ["EngineNews"]
 class EngineNews:
     """Is told of every engine that leaves, is started anew, comes back or is given up."""
 
-    def __init__(self, metrics: RunMetrics, progress: Progress) -> None:
-        self._metrics, self._progress = metrics, progress
+    def __init__(self, metrics: RunMetrics, progress: Progress, spans: SpanLog | None = None) -> None:
+        self._metrics, self._progress, self._spans = metrics, progress, spans
 
     def left(self, engine: str, reason: EjectionReason, cause: str, plan: str) -> None:
         """cause: its first line is shown, all of it goes to the log. plan: what is done about it."""
@@ -30,6 +31,8 @@ class EngineNews:
 
     def is_back(self, engine: str, version: int, seconds: float) -> None:
         self._metrics.engine_recoveries.labels(engine).inc()
+        if self._spans is not None:
+            self._spans.add(engine, "away", seconds)
         self._progress.note(f"engine {engine} is back at version {version} after {format_duration(seconds)}")
         logger.warning("%s serves again, at version %d, after %.1f s", engine, version, seconds)
 
