@@ -51,7 +51,7 @@ class Training:
     async def run(self) -> None:
         """Train until the last step, or until `stop` is set. Raises the first error of any part."""
         with self._watchdog():
-            await run_until(self._rounds(), self._session.supervisor.run())
+            await run_until(self._rounds(), self._session.supervisor.run(), self._session.spans.run())
 
     def _watchdog(self) -> Watchdog:
         session, config = self._session, self._session.job.config

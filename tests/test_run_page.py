@@ -7,8 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
-from run_cases import Run, lengths, make_job, opened, rows, run_config
+import pytest
+from run_cases import Run, engine_beside, lengths, make_job, opened, rows, run_config
 
+from asyncgrpo.cli.main import main
+from asyncgrpo.config.loading import from_python
+from asyncgrpo.config.render import render_config
+from asyncgrpo.launch import run_job
 from asyncgrpo.observe.page.reader import RunReader
 from asyncgrpo.observe.run_folder import RunFolder
 from asyncgrpo.testing.fake_engine import FakeEngine
@@ -39,9 +44,24 @@ async def test_it_shows_itself_while_it_goes_on(tiny_model: Path, tmp_path: Path
             assert len(tokens["texts"]) == len(tokens["ids"])  # the run has its tokenizer in hand
             await running
     assert tokens["version"] == 0
+    assert tokens["proximal"] == pytest.approx(tokens["logprobs"], abs=1e-3)  # the engine had the learner's weights
     run = Run(tmp_path)
     (row,) = (row for row in run.of_step(1) if (row["group_id"], row["sample"]) == (group["group"], 0))
     assert tokens["ids"] == row["token_ids"]
+
+
+def test_a_run_as_it_is_started_has_a_timeline_and_a_report(
+    tiny_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with engine_beside(tiny_model) as engine:
+        job = make_job(run_config(tiny_model, tmp_path, [engine.url], training={"max_steps": 2}))
+        run_job(job, config_text=render_config(from_python(job.config, ())))
+    answer = RunReader(RunFolder(tmp_path / "run")).answer("timeline", {})
+    assert [lane["name"] for lane in answer["lanes"]] == ["learner", "generation", "engine-0"]
+    assert len(answer["flow"]["at"]) > 0
+    assert main(["report", str(tmp_path / "run")]) == 0
+    assert "page at http://127.0.0.1:" in capsys.readouterr().out
+    assert '"state":"finished"' in (tmp_path / "run" / "report.html").read_text()
 
 
 async def test_the_timeline_has_every_step_and_every_publish(tiny_model: Path, tmp_path: Path) -> None:

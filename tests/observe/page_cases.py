@@ -9,6 +9,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from asyncgrpo.observe.evaluations import append_evaluation
 from asyncgrpo.observe.recorder import Recorder
 from asyncgrpo.observe.run_folder import RunFolder
@@ -115,7 +117,8 @@ def write_step(folder: RunFolder, step: int) -> None:
         ),
     ]
     dropped = group(10 * step + 2, "slow", [sample("late", 0.1, [old])])
-    Recorder(folder).write_rollouts(step, version, groups, [1.0, -1.0, 0.5, -0.5], [(dropped, "dropped:stale")])
+    advantages, proximal = [1.0, -1.0, 0.5, -0.5], np.linspace(-2.0, 0.0, 20)
+    Recorder(folder).write_rollouts(step, version, groups, advantages, [(dropped, "dropped:stale")], proximal)
 
 
 def write_spans(folder: RunFolder, steps: int, engines: int = 2) -> None:

@@ -110,7 +110,7 @@ async def test_samples_token_by_token(browser: str, folder: RunFolder) -> None:
         await page.ask(f"{tokens}[5].dispatchEvent(new PointerEvent('pointerover', {{bubbles: true}}))")
         told = await page.ask("document.querySelector('.told').textContent")
         assert told.startswith("token 6 of 7: ")
-        assert told.endswith("sampled by version 1, staleness 0, advantage +1")
+        assert told.endswith("sampled by version 1, staleness 0, gap −0.2237, advantage +1")  # noqa: RUF001
         await page.ask(
             "(() => { const by = document.querySelector('.push select'); by.value = 'advantage';"
             " by.dispatchEvent(new Event('change')); })()"

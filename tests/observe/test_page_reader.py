@@ -52,8 +52,9 @@ def test_whether_it_goes_on(folder: RunFolder) -> None:
     for file in (folder.metrics_file, folder.spans_file):
         os.utime(file, (START, START))
     assert state(folder) == "stopped"
-    folder.summary_json.write_text(json.dumps({"steps": 24, "target_steps": 24}))
+    folder.summary_json.write_text(json.dumps({"steps": 24, "target_steps": 24, "verdict": "balanced"}))
     assert state(folder) == "finished"
+    assert ask(RunReader(folder), "run")["verdict"] == "balanced"
     folder.summary_json.write_text(json.dumps({"steps": 24, "target_steps": 30}))
     assert state(folder) == "interrupted"
     os.utime(folder.summary_json, (START - 3600, START - 3600))  # of the start before this one
@@ -222,6 +223,8 @@ def test_a_group_and_its_tokens(reader: RunReader) -> None:
     assert tokens["logprobs"][:3] == [0.0, -0.25, -0.5]
     assert (tokens["versions"], tokens["version"], tokens["advantage"]) == ([1] * 10, 1, 0.5)
     assert tokens["texts"] is None
+    assert tokens["proximal"] == pytest.approx([-2.0 + 2.0 * (10 + i) / 19 for i in range(10)], abs=1e-4)
+    assert ask(reader, "tokens", of="step_000002", group=22, sample=0)["proximal"] is None  # it was not trained
     assert ask(reader, "tokens", of="step_000002", group=21, sample=1)["ids"] == []
     chat = ask(reader, "group", of="step_000002", group=20)
     assert [message["role"] for message in chat["messages"]] == ["system", "user"]
@@ -266,7 +269,8 @@ def test_files_from_before_there_were_turns(folder: RunFolder, reader: RunReader
 
     write_step(folder, 3)
     path = folder.rollouts_dir / "step_000003.parquet"
-    pq.write_table(pq.read_table(path).drop_columns(["sampled", "extra"]), path)
+    pq.write_table(pq.read_table(path).drop_columns(["sampled", "extra", "proximal_logprobs"]), path)
+    assert ask(reader, "tokens", of="step_000003", group=31, sample=0)["proximal"] is None
     assert ask(reader, "tokens", of="step_000003", group=31, sample=0)["sampled"] == [True] * 10
     assert ask(reader, "group", of="step_000003", group=31)["samples"][0]["extra"] == {}
 

@@ -27,7 +27,8 @@ _FAILED = "the run failed"
 
 
 def state_of(folder: RunFolder, steps: int) -> dict[str, Any]:
-    """`running`, `finished`, `interrupted` (it said so), `stopped` (no sign of life, nor of an end) or `starting`."""
+    """`running`, `finished`, `interrupted` (it said so), `stopped` (no sign of life, nor of an end) or `starting`.
+    `verdict`: of a whole run, what limited it."""
     newest = max(filter(None, (_changed(folder.metrics_file), _changed(folder.spans_file))), default=None)
     summary = _summary(folder)
     target = target_steps(folder, summary)
@@ -43,7 +44,8 @@ def state_of(folder: RunFolder, steps: int) -> dict[str, Any]:
         state = "running"
     else:
         state = "stopped" if newest is not None else "starting"
-    return {"state": state, "last_sign": newest, "target_steps": target}
+    verdict = summary.get("verdict") if summary is not None and state in ("finished", "interrupted") else None
+    return {"state": state, "last_sign": newest, "target_steps": target, "verdict": verdict}
 
 
 def target_steps(folder: RunFolder, summary: Mapping[str, Any] | None) -> int | None:

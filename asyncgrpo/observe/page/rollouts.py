@@ -29,7 +29,7 @@ _TOLD = (
     *_LISTED, "sample", "version", "completion", "rewards", "extra", "advantage", "engine",
     "started_at", "finished_at", "admitted_at", "entered_at",
 )  # fmt: skip
-_OF_TOKENS = ("token_ids", "behaviour_logprobs", "versions", "sampled")
+_OF_TOKENS = ("token_ids", "behaviour_logprobs", "proximal_logprobs", "versions", "sampled")
 
 
 class Missing(LookupError):
@@ -115,12 +115,19 @@ def tokens(folder: RunFolder, of: str, group_id: int, sample: int, texts: TokenT
     return {
         "ids": ids,
         "texts": texts.of(ids),
-        "logprobs": [round(value, 4) for value in row["behaviour_logprobs"].values.to_pylist()],
+        "logprobs": _of_tokens(row, "behaviour_logprobs"),
+        "proximal": _of_tokens(row, "proximal_logprobs"),
         "versions": row["versions"].values.to_pylist(),
         "sampled": row["sampled"].values.to_pylist() if "sampled" in row else [True] * len(ids),
         "version": row["version"].as_py(),
         "advantage": row["advantage"].as_py(),
     }
+
+
+def _of_tokens(row: Mapping[str, Any], name: str) -> list[float] | None:
+    """None: they were not recorded."""
+    values = row[name].values if name in row else None
+    return None if values is None else [round(value, 4) for value in values.to_pylist()]
 
 
 def _read(folder: RunFolder, of: str, columns: Sequence[str], group_id: int | None = None) -> pa.Table:

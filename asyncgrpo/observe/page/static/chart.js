@@ -130,13 +130,12 @@
         svg("line", { class: "grid", x1: MARGIN.left, x2: right, y1: y(value), y2: y(value) }),
         svg("text", { class: "axis end", x: MARGIN.left - 7, y: y(value) + 4 }, written(value))]);
       const format = data.xFormat || page.number;
-      let ticks = page.ticks(domain[0], domain[1], Math.max(2, state.width / 110));
-      if (data.whole) ticks = ticks.filter(Number.isInteger);
+      const ticks = page.ticks(domain[0], domain[1], Math.max(2, state.width / 110), data.whole);
       const columns = ticks.map((value) =>
         svg("text", { class: "axis middle", x: Math.min(x(value), right - 4), y: bottom + 17 }, format(value)));
       const clip = `clip-${title.replace(/\W/g, "")}`;
       return svg("g", {}, rows, columns,
-        svg("clipPath", { id: clip }, svg("rect", { x: MARGIN.left, y: 0, width: Math.max(0, right - MARGIN.left), height: HEIGHT })));
+        svg("clipPath", { id: clip }, svg("rect", { x: MARGIN.left - 4, y: 0, width: Math.max(0, right - MARGIN.left + 8), height: HEIGHT })));
     }
 
     function shapes(xs, lines, layers, points) {

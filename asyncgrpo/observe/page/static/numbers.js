@@ -7,12 +7,18 @@
   const TILES = [
     ["reward", "of the last step", (r) => page.signed(r.reward_mean)],
     ["held-out", "last evaluation", (r, s) => { const last = s.evaluations.findLast((each) => page.isNumber(each.reward_mean)); return last ? page.signed(last.reward_mean) : null; }],
-    ["staleness", "mean, in versions", (r) => page.number(r.staleness_mean)],
-    ["generated", "tokens per second", (r) => page.number(r.generated_tokens_per_second)],
-    ["step", "wall-clock", (r) => page.duration(r.step_seconds)],
-    ["overlap", "of tokens sampled while training", (r) => page.percent(r.generated_while_training_ratio)],
-    ["limited by", "the last step", (r) => ({ "generation-bound": "generation", "training-bound": "training" })[r.verdict] || r.verdict],
+    ["staleness", "mean of all steps, in versions", (r, s) => page.number(mean(s, "staleness_mean"))],
+    ["generated", "tokens per second", (r, s) => page.number(mean(s, "generated_tokens_per_second"))],
+    ["step", "mean wall-clock", (r, s) => page.duration(mean(s, "step_seconds"))],
+    ["overlap", "of tokens sampled while training", (r, s) => page.percent(mean(s, "generated_while_training_ratio"))],
+    ["limited by", () => (page.run.verdict ? "the whole run" : "the last step"), (r) => ({ "generation-bound": "generation", "training-bound": "training" })[page.run.verdict || r.verdict] || page.run.verdict || r.verdict],
   ];
+
+  // Of a field, over all steps.
+  function mean(series, name) {
+    const values = series.fields[name] ? series.fields[name].mean.filter(page.isNumber) : [];
+    return values.length ? values.reduce((sum, value) => sum + value, 0) / values.length : null;
+  }
 
   page.tiles = function () {
     tiles = el("dl", { class: "tiles" });
@@ -21,7 +27,7 @@
   page.fillTiles = function (series) {
     const newest = page.run ? page.run.newest : {};
     const shown = TILES.map(([name, what, value]) => [name, what, newest.step ? value(newest, series) : null]).filter(([, , value]) => value);
-    tiles.replaceChildren(...shown.map(([name, what, value]) => el("div", {}, el("dt", {}, name), el("dd", {}, value), el("dd", { class: "what" }, what))));
+    tiles.replaceChildren(...shown.map(([name, what, value]) => el("div", {}, el("dt", {}, name), el("dd", {}, value), el("dd", { class: "what" }, typeof what === "function" ? what() : what))));
   };
 
   page.views = page.views || {};

@@ -64,12 +64,12 @@
     return [2 * xs[0] - middle[0], ...middle, 2 * xs[xs.length - 1] - middle[middle.length - 1]];
   };
 
-  // Round numbers between two values, about `count` of them.
-  page.ticks = function (low, high, count) {
-    const raw = (high - low) / Math.max(1, count);
+  // Round numbers between two values, about `count` of them; whole ones if that is wanted.
+  page.ticks = function (low, high, count, whole) {
+    const raw = Math.max((high - low) / Math.max(1, count), whole ? 1 : 0);
     if (!(raw > 0)) return [low];
     const unit = 10 ** Math.floor(Math.log10(raw));
-    const step = [1, 2, 2.5, 5, 10].map((factor) => factor * unit).find((size) => size >= raw * 0.999);
+    const step = (whole ? [1, 2, 5, 10] : [1, 2, 2.5, 5, 10]).map((factor) => factor * unit).find((size) => size >= raw * 0.999);
     const found = [];
     for (let i = Math.ceil(low / step - 1e-9); i * step <= high + step * 1e-9; i++) found.push(Number((i * step).toPrecision(12)));
     return found;

@@ -5,8 +5,11 @@
   const AT_ONCE = 3000; // tokens that are drawn before one asks for more
 
   page.COLOURINGS = [
-    ["staleness", "staleness"], ["logprob", "log-probability"], ["version", "policy version"], ["advantage", "advantage"], ["none", "nothing"],
+    ["staleness", "staleness"], ["gap", "log-probability gap"], ["logprob", "log-probability"], ["version", "policy version"], ["advantage", "advantage"], ["none", "nothing"],
   ];
+
+  // How far the learner, before its step, was from what sampled the token; nats.
+  const gap = (data, i) => (data.proximal && page.isNumber(data.proximal[i]) ? data.proximal[i] - data.logprobs[i] : null);
 
   // How a token is coloured: a class, and how deep. `most`: the largest |advantage| of the group.
   function look(data, i, by, most) {
@@ -14,6 +17,7 @@
     const version = data.versions[i];
     if (by === "staleness" && data.version !== null) return [`stale-${Math.min(data.version - version, 6)}`, 1];
     if (by === "version") return [`turn-${version % 4}`, 1];
+    if (by === "gap" && page.isNumber(gap(data, i))) return [gap(data, i) < 0 ? "less" : "more", Math.min(1, Math.abs(gap(data, i)))];
     if (by === "logprob") return ["surprise", Math.min(1, -data.logprobs[i] / 5)];
     if (by === "advantage" && page.isNumber(data.advantage) && most > 0) return [data.advantage < 0 ? "worse" : "better", Math.abs(data.advantage) / most];
     return ["plain", 0];
@@ -60,6 +64,7 @@
     if (!data.sampled[i]) return `${parts[0]}, given by the environment: not sampled, not trained`;
     parts.push(`log-probability ${page.number(data.logprobs[i])} (p = ${page.number(Math.exp(data.logprobs[i]))})`);
     parts.push(`sampled by version ${data.versions[i]}${data.version === null ? "" : `, staleness ${data.version - data.versions[i]}`}`);
+    if (page.isNumber(gap(data, i))) parts.push(`gap ${page.signed(Number(gap(data, i).toFixed(4)))}`);
     if (page.isNumber(data.advantage)) parts.push(`advantage ${page.signed(data.advantage)}`);
     return parts.join(", ");
   }
@@ -76,6 +81,9 @@
     } else if (by === "version") {
       const found = [...new Set(all.flatMap(sampled))].sort((a, b) => a - b);
       items.push(...found.slice(0, 12).map((version) => item(`turn-${version % 4}`, `version ${version}`)));
+    } else if (by === "gap") {
+      const isKnown = all.some((data) => data.proximal && data.proximal.some(page.isNumber));
+      items.push(...(isKnown ? [item("less", "less likely to the learner before its step than when sampled (1 nat and more)"), item("more", "more likely")] : [el("li", {}, "not recorded of these samples")]));
     } else if (by === "logprob") {
       items.push(item("surprise", "certain (p = 1)", 0), item("surprise", "p = 0.08", 0.5), item("surprise", "p < 0.007", 1));
     } else if (by === "advantage") {
