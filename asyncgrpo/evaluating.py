@@ -38,6 +38,7 @@ from asyncgrpo.rewards.binding import started
 from asyncgrpo.rewards.decoding import decoder_of
 from asyncgrpo.rewards.notes import TrainerState
 from asyncgrpo.runtime import run_on_loop
+from asyncgrpo.trained import steps_of_final, trained_since_its_end
 from asyncgrpo.types import encode_version
 from asyncgrpo.weights.transports import transport_backend
 
@@ -45,7 +46,8 @@ from asyncgrpo.weights.transports import transport_backend
 def evaluate_model(
     model: str, config: RunConfig, *, machine: Machine | None = None, engine_module: str = VLLM_MODULE
 ) -> EvaluationRecord:
-    """Evaluate `model` as the `evaluation` section says. Its record is of step and version 0, whatever the model is.
+    """Evaluate `model` as the `evaluation` section says. Its record is of step 0, or of the
+    last one of a run; its version is 0.
 
     model: a folder, a name on the hub, or a run's folder, for its final model. Raises AsyncGRPOError; nothing is loaded
     before all is checked that can be.
@@ -65,7 +67,8 @@ def evaluate_model(
         tempfile.TemporaryDirectory(prefix="asyncgrpo-evaluate-") as logs,
         Progress(target_steps=1) as progress,
     ):
-        return run_on_loop(_evaluate(asked, tokenizer, config, Path(logs), progress, engine_module))
+        record = run_on_loop(_evaluate(asked, tokenizer, config, Path(logs), progress, engine_module))
+    return {**record, "step": steps_of_final(RunFolder(model)) or 0}
 
 
 def model_of(path: str) -> str:
@@ -75,6 +78,11 @@ def model_of(path: str) -> str:
         return path
     if not folder.model_dir.is_dir():
         raise ConfigError(f"{path} is the folder of a run that has no final_model yet; let it end, or name a model")
+    if (since := trained_since_its_end(folder)) is not None:
+        raise ConfigError(
+            f"{path} has trained on to step {since} since its final_model was saved; let it end, or write its newest "
+            f"checkpoint as a model (asyncgrpo merge {path}) and name that"
+        )
     return str(folder.model_dir)
 
 

@@ -107,9 +107,10 @@ class Training:
                     await session.learner.restart(checkpoint.folder / LEARNER, checkpoint.step)
                 await self._publish(checkpoint.step)
             saved = await load_saved(session, checkpoint)
-        guards = self._orchestrator.guards.state()
-        self._orchestrator = self._prepared(saved)
-        self._orchestrator.guards.count_rollbacks(guards)
+        before, self._orchestrator = self._orchestrator, self._prepared(saved)
+        self._orchestrator.guards.count_rollbacks(before.guards.state())
+        if before.checkpoints.asked.is_set():  # while this went on
+            self._orchestrator.checkpoints.asked.set()
 
     def _count_restart(self, step: int, error: AsyncGRPOError) -> None:
         if step > self._restarted_from:

@@ -21,8 +21,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import psutil
-import pyarrow as pa
-import pyarrow.parquet as pq
 from safetensors import SafetensorError
 
 from asyncgrpo.checkpoint.store import Checkpoint, CheckpointStore
@@ -31,10 +29,13 @@ from asyncgrpo.config import RunConfig
 from asyncgrpo.config.adapter import is_adapter, with_adapter
 from asyncgrpo.config.loading import load_config
 from asyncgrpo.config.resolve import locate_model
+from asyncgrpo.environments.building import find_source
 from asyncgrpo.errors import CheckpointError, ConfigError, RunFolderError
 from asyncgrpo.learning.export import ADAPTER_FOLDER
 from asyncgrpo.observe.files import sync_directory, sync_tree, write_error
+from asyncgrpo.observe.rollout_files import read_rollouts
 from asyncgrpo.observe.run_folder import RunFolder
+from asyncgrpo.playing import with_tools
 from asyncgrpo.prompts.encoding import load_tokenizer
 
 if TYPE_CHECKING:
@@ -62,6 +63,11 @@ class Trained:
         from asyncgrpo.learning.merged import load_policy
 
         return load_policy(self.config, self.learner_part)
+
+    def as_prompted(self) -> RunConfig:
+        """Its configuration as prompts are encoded with: chat templates show the tools that it was trained with.
+        Raises ConfigError if these are not to be found."""
+        return with_tools(self.config, find_source(self.config))
 
     def tokenizer(self) -> Any:
         """The one saved with the final model, else the base model's. Raises ConfigError."""
@@ -121,12 +127,12 @@ def _of_model(source: str, config: RunConfig) -> RunConfig:
 
 def _of_run(folder: RunFolder, step: int | None, config: RunConfig) -> Trained:
     is_chat = _trained_on_chats(folder)
-    if step is None and (folder.model_dir / "config.json").is_file() and not _goes_on(folder):
+    if step is None and (folder.model_dir / "config.json").is_file() and trained_since_its_end(folder) is None:
         return Trained(
             config=_final(folder.model_dir.absolute(), config),
             name=f"{folder.path}, final model",
             run=folder,
-            step=_steps_of_final(folder),
+            step=steps_of_final(folder),
             is_chat=is_chat,
         )
     checkpoint = _checkpoint(folder, step)
@@ -168,13 +174,14 @@ def _checkpoint(folder: RunFolder, step: int | None) -> Checkpoint:
     return checkpoint
 
 
-def _goes_on(folder: RunFolder) -> bool:
-    """It was made longer: its final model is of the end that it had before."""
-    end, steps = _steps_of_final(folder), CheckpointStore(folder.checkpoints_dir).steps()
-    return end is not None and bool(steps) and steps[0] > end
+def trained_since_its_end(folder: RunFolder) -> int | None:
+    """The step of the newest checkpoint of a run that was made longer: its final model is of the end it had before."""
+    end, steps = steps_of_final(folder), CheckpointStore(folder.checkpoints_dir).steps()
+    return steps[0] if end is not None and steps and steps[0] > end else None
 
 
-def _steps_of_final(folder: RunFolder) -> int | None:
+def steps_of_final(folder: RunFolder) -> int | None:
+    """Steps that the final model was trained for, if that is known."""
     try:
         return int(json.loads(folder.summary_json.read_text(encoding="utf-8"))["steps"])
     except (OSError, ValueError, KeyError):
@@ -185,8 +192,8 @@ def _trained_on_chats(folder: RunFolder) -> bool | None:
     """By what was recorded of its prompts."""
     for file in sorted(folder.rollouts_dir.glob("step_*.parquet")):
         try:
-            rows = pq.read_table(file, columns=["conversational"])
-        except (OSError, pa.ArrowException):  # damaged, or removed just now; another will tell
+            rows = read_rollouts(file, ["conversational"])
+        except (OSError, RunFolderError):  # removed just now, or damaged; another will tell
             continue
         if len(rows):
             return bool(rows["conversational"][0].as_py())

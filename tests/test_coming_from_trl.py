@@ -65,7 +65,8 @@ def test_a_script_of_the_page(number: int, tiny_model: Path, tmp_path: Path) -> 
     run = Run(tmp_path / name)
     assert [step["step"] for step in run.steps] == [1, 2]
     assert (run.path / "final_model" / "config.json").is_file()
-    assert (run.path / "incarnation").read_text().strip().endswith(f".{len(starts) - 1}")
+    start = (run.path / "incarnation").read_text().strip().partition(".")[2]
+    assert start.partition("-")[0] == str(len(starts) - 1)
     sample = run.trained[0]
     assert dict(sample["rewards"]).keys() == {"correct"} | ({"brief"} if "reward_weights" in given else set())
     if "system_prompt" in given:

@@ -122,3 +122,14 @@ def test_the_folder_of_a_run_means_its_final_model(tmp_path: Path) -> None:
         model_of(str(tmp_path))
     (tmp_path / "final_model").mkdir()
     assert model_of(str(tmp_path)) == str(tmp_path / "final_model")
+
+
+def test_a_final_model_that_training_went_on_from_is_not_taken_for_the_run(tmp_path: Path) -> None:
+    (tmp_path / "metrics.jsonl").touch()
+    (tmp_path / "final_model").mkdir()
+    (tmp_path / "summary.json").write_text('{"steps": 4}')
+    (tmp_path / "checkpoints" / "step-00000004").mkdir(parents=True)
+    assert model_of(str(tmp_path)) == str(tmp_path / "final_model")
+    (tmp_path / "checkpoints" / "step-00000006").mkdir()
+    with pytest.raises(ConfigError, match=r"has trained on to step 6 since its final_model .*\(asyncgrpo merge"):
+        model_of(str(tmp_path))

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -22,7 +23,7 @@ from asyncgrpo.cli.main import main
 from asyncgrpo.config.adapter import is_adapter
 from asyncgrpo.config.loading import from_python
 from asyncgrpo.config.render import render_config
-from asyncgrpo.errors import CheckpointError, ConfigError, LearnerError, RunFolderError
+from asyncgrpo.errors import CheckpointError, ConfigError, DataError, LearnerError, RunFolderError
 from asyncgrpo.launch import run_job
 from asyncgrpo.learning.answering import complete
 from asyncgrpo.observe.model_card import write_model_card
@@ -272,6 +273,58 @@ def test_a_prompt_is_put_as_it_was_trained(
     assert json.loads(capsys.readouterr().out)["prompt"] == "s0"
 
 
+@pytest.mark.parametrize(
+    ("words", "error"),
+    [
+        (["--step", "-1"], "argument --step: '-1' is no whole number of at least 1"),
+        (["--prompt", "half \udcff"], "error: prompt 1: the prompt is no text that UTF-8 can hold"),
+        (["--prompt", "long " * 500], "tokens and the model room for"),
+    ],
+)
+def test_what_cannot_be_generated(
+    whole: RunFolder, words: list[str], error: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    try:
+        assert main(["generate", str(whole.path), *words]) == DataError.exit_code
+    except SystemExit as end:  # argparse's way
+        assert end.code == 2
+    assert error in capsys.readouterr().err
+
+
+TOOL = '''
+def add(a: int, b: int) -> int:
+    """Sum.
+
+    Args:
+        a: One.
+        b: The other.
+    """
+    return a + b
+'''
+
+
+def test_prompts_show_the_tools_that_the_run_was_trained_with(adapted: RunFolder, tmp_path: Path) -> None:
+    (tmp_path / "tools.py").write_text(TOOL)
+    overrides = [f"--environment.tools=[{{path: '{tmp_path / 'tools.py'}:add'}}]"]
+    shown = find(str(adapted.path), overrides=overrides).as_prompted()
+    (tool,) = shown.data.chat_template_kwargs["tools"]
+    assert tool["function"]["name"] == "add"
+
+
+def test_rows_are_as_long_as_the_run_takes_them(
+    whole: RunFolder, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    length = len(find(str(whole.path)).tokenizer()("s0")["input_ids"])
+    (tmp_path / "rows.jsonl").write_text('{"prompt": "s0"}\n{"prompt": "longer"}\n')
+    argv = ["generate", str(whole.path), f"--data.dataset={tmp_path / 'rows.jsonl'}", "--json"]
+    assert main([*argv, f"--data.max_prompt_length={length}"]) == 0
+    said = capsys.readouterr()
+    assert [json.loads(line)["prompt"] for line in said.out.splitlines()] == ["s0"]
+    assert f"prompt 2 is left out: 6 tokens, data.max_prompt_length is {length}" in said.err
+    assert main([*argv, f"--data.max_prompt_length={length}", "--data.long_prompts=keep_tail"]) == 0
+    assert [json.loads(line)["prompt"] for line in capsys.readouterr().out.splitlines()] == ["s0", "er"]
+
+
 def test_completions_are_of_the_models_distribution(whole: RunFolder) -> None:
     trained = find(str(whole.path), overrides=["--generation.temperature=0.01", "--generation.max_completion_length=5"])
     model, tokenizer = trained.load(), trained.tokenizer()
@@ -286,12 +339,13 @@ def test_completions_are_of_the_models_distribution(whole: RunFolder) -> None:
 
 def test_chat_remembers_and_ends_cleanly(adapted: RunFolder) -> None:
     command = [sys.executable, "-m", "asyncgrpo.cli.main", "chat", str(adapted.path)]
-    done = subprocess.run(command, input="hello\n\n/new\nagain\n", capture_output=True, text=True, timeout=120)
+    typed = b"hello\n\n/new\nagain\nno text: \xff\xfe\n" + b"long " * 500 + b"\n"
+    done = subprocess.run(command, input=typed, capture_output=True, timeout=120)
+    shown = done.stdout.decode()
     assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith(
-        f"{adapted.path}, final model; /new begins anew, Ctrl-C cuts an answer, Ctrl-D ends\n"
-    )
-    assert "Traceback" not in done.stderr
+    assert shown.startswith(f"{adapted.path}, final model; /new begins anew, Ctrl-C cuts an answer, Ctrl-D ends\n")
+    assert re.search(r"^the prompt has \d{3,} tokens and the model room for \d+, 12 of them", shown, re.MULTILINE)
+    assert b"Traceback" not in done.stderr
 
 
 def test_what_a_chat_remembers(capsys: pytest.CaptureFixture[str]) -> None:
@@ -301,11 +355,13 @@ def test_what_a_chat_remembers(capsys: pytest.CaptureFixture[str]) -> None:
         heard.append([message["content"] for message in history])
         if history[-1]["content"] == "slow":
             raise KeyboardInterrupt
+        if history[-1]["content"] == "long":
+            raise DataError("the prompt has 9 tokens")
         return f"re {history[-1]['content']}"
 
-    talk(iter(["a", " ", "slow", "b", "/new", "c"]), answer)
-    assert heard == [["a"], ["a", "re a", "slow"], ["a", "re a", "b"], ["c"]]
-    assert capsys.readouterr().out == " …\n"
+    talk(iter(["a", " ", "slow", "long", "b", "/new", "c"]), answer)
+    assert heard == [["a"], ["a", "re a", "slow"], ["a", "re a", "long"], ["a", "re a", "b"], ["c"]]
+    assert capsys.readouterr().out == " …\nthe prompt has 9 tokens; /new begins anew\n"
 
 
 def test_the_card_of_the_final_model(adapted: RunFolder, tiny_model: Path) -> None:

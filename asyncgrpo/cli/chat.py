@@ -5,7 +5,11 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from io import TextIOWrapper
 from typing import Any
+
+from asyncgrpo.cli.arguments import positive
+from asyncgrpo.errors import DataError
 
 ANEW = "/new"
 
@@ -22,7 +26,7 @@ def add(commands: Any) -> None:
         allow_abbrev=False,
     )
     parser.add_argument("source", metavar="RUN_OR_MODEL", help="folder of a run, of a model or adapter, or a hub name")
-    parser.add_argument("--step", type=int, metavar="N", help="the checkpoint of step N of the run")
+    parser.add_argument("--step", type=positive, metavar="N", help="the checkpoint of step N of the run")
     parser.set_defaults(run=run)
 
 
@@ -36,9 +40,14 @@ def run(arguments: argparse.Namespace, overrides: Sequence[str]) -> int:
     from transformers import TextStreamer
 
     from asyncgrpo.learning.answering import complete, place
+    from asyncgrpo.observe.visible import visible
     from asyncgrpo.prompts.encoding import encode, with_system_prompt
 
-    config = trained.config
+    class Streamer(TextStreamer):  # type: ignore[misc]  # transformers is untyped
+        def on_finalized_text(self, text: str, stream_end: bool = False) -> None:
+            print(visible(text), flush=True, end="\n" if stream_end else "")
+
+    config = trained.as_prompted()
     has_turns = config.data.system_prompt is not None or (
         trained.is_chat is not False and bool(tokenizer.chat_template)
     )
@@ -49,7 +58,7 @@ def run(arguments: argparse.Namespace, overrides: Sequence[str]) -> int:
 
     def answer(history: Sequence[dict[str, str]]) -> str:
         prompt = with_system_prompt(list(history) if has_turns else history[-1]["content"], config.data.system_prompt)
-        streamer = TextStreamer(tokenizer, skip_prompt=True, skip_special_tokens=True)
+        streamer = Streamer(tokenizer, skip_prompt=True, skip_special_tokens=True)
         (tokens,) = complete(model, tokenizer, encode(prompt, tokenizer, config, "chat"), config, streamer=streamer)
         return str(tokenizer.decode(tokens, skip_special_tokens=True))
 
@@ -58,7 +67,8 @@ def run(arguments: argparse.Namespace, overrides: Sequence[str]) -> int:
 
 
 def talk(lines: Iterator[str], answer: Callable[[Sequence[dict[str, str]]], str]) -> None:
-    """Answer each line with what was said before in mind. A cut answer, and what it answered, were never said."""
+    """Answer each line with what was said before in mind. A cut or refused answer, and what it answered, were never
+    said."""
     history: list[dict[str, str]] = []
     for line in lines:
         if line.strip() == ANEW:
@@ -69,10 +79,14 @@ def talk(lines: Iterator[str], answer: Callable[[Sequence[dict[str, str]]], str]
                 history = [*asked, {"role": "assistant", "content": answer(asked)}]
             except KeyboardInterrupt:
                 print(" …", flush=True)
+            except DataError as error:  # what was typed, or all that was said so far, cannot be put to the model
+                print(f"{error}; {ANEW} begins anew", flush=True)
 
 
 def _lines() -> Iterator[str]:
-    """What is typed, until Ctrl-D, or Ctrl-C where an answer is not under way."""
+    """What is typed, until Ctrl-D, or Ctrl-C where an answer is not under way. Bytes that are no text show as �."""
+    if isinstance(sys.stdin, TextIOWrapper):
+        sys.stdin.reconfigure(errors="replace")
     while True:
         try:
             yield input("> " if sys.stdin.isatty() else "")

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import argparse
 import itertools
-import json
+import sys
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
+from asyncgrpo.cli.arguments import positive
+
 if TYPE_CHECKING:
+    from asyncgrpo.config import RunConfig
     from asyncgrpo.trained import Trained
     from asyncgrpo.types import PromptText
 
@@ -30,9 +33,9 @@ def add(commands: Any) -> None:
     parser.add_argument("source", metavar="RUN_OR_MODEL", help="folder of a run, of a model or adapter, or a hub name")
     parser.add_argument("config", metavar="CONFIG.yaml", nargs="?", help="its data and generation, not the run's")
     parser.add_argument("--prompt", action="append", metavar="TEXT", help="complete this; may be given several times")
-    parser.add_argument("--rows", type=_count, default=ROWS, metavar="N", help=f"rows of the dataset [{ROWS}]")
-    parser.add_argument("--n", type=_count, default=1, metavar="N", help="completions of each prompt [1]")
-    parser.add_argument("--step", type=int, metavar="N", help="the checkpoint of step N of the run")
+    parser.add_argument("--rows", type=positive, default=ROWS, metavar="N", help=f"rows of the dataset [{ROWS}]")
+    parser.add_argument("--n", type=positive, default=1, metavar="N", help="completions of each prompt [1]")
+    parser.add_argument("--step", type=positive, metavar="N", help="the checkpoint of step N of the run")
     parser.add_argument("--json", action="store_true", help="one line of JSON per prompt")
     parser.set_defaults(run=run)
 
@@ -43,21 +46,23 @@ def run(arguments: argparse.Namespace, overrides: Sequence[str]) -> int:
 
     trained = find(arguments.source, arguments.step, overrides, arguments.config)
     tokenizer = trained.tokenizer()
-    prompts = list(_prompts(arguments, trained, tokenizer))  # what is wrong with them shows before the model loads
+    shown = trained.as_prompted()
+    # What is wrong with prompts shows before the model loads.
+    count = len(arguments.prompt) if arguments.prompt else arguments.rows
+    prompts = list(itertools.islice(_encoded(arguments, trained, shown, tokenizer), count))
 
     from asyncgrpo.learning.answering import complete, place
-    from asyncgrpo.prompts.encoding import encode
+    from asyncgrpo.observe.visible import json_line
 
-    encoded = [encode(prompt, tokenizer, trained.config, f"prompt {n}") for n, prompt in enumerate(prompts, 1)]
     model = trained.load()
     place(model)
     if not arguments.json:
         print(trained.name)
-    for prompt, ids in zip(prompts, encoded, strict=True):
+    for prompt, ids in prompts:
         completions = complete(model, tokenizer, ids, trained.config, arguments.n)
         texts = [tokenizer.decode(tokens, skip_special_tokens=True) for tokens in completions]
         if arguments.json:
-            print(json.dumps({"prompt": prompt, "completions": texts}, ensure_ascii=False), flush=True)
+            print(json_line({"prompt": prompt, "completions": texts}), flush=True)
         else:
             _show(prompt, texts)
     return 0
@@ -74,22 +79,43 @@ def _prompts(arguments: argparse.Namespace, trained: Trained, tokenizer: Any) ->
             is_chat = trained.is_chat if trained.is_chat is not None else bool(tokenizer.chat_template)
             yield with_system_prompt([{"role": "user", "content": text}] if is_chat else text, data.system_prompt)
         return
-    yield from itertools.islice(load_rows(trained.config).prompts(), arguments.rows)
+    yield from load_rows(trained.config).prompts()
+
+
+def _encoded(
+    arguments: argparse.Namespace, trained: Trained, config: RunConfig, tokenizer: Any
+) -> Iterator[tuple[PromptText, tuple[int, ...]]]:
+    """Prompts with their token ids. Rows that are too long are as the run has them: without their beginning, or not at
+    all."""
+    from asyncgrpo.prompts.encoding import encode
+    from asyncgrpo.prompts.fitting import without_beginning, without_fewest
+
+    limit, where = None if arguments.prompt else config.data.max_prompt_length, ""
+
+    def length_of(prompt: PromptText) -> int:
+        return len(encode(prompt, tokenizer, config, where))
+
+    for number, prompt in enumerate(_prompts(arguments, trained, tokenizer), 1):
+        where = f"prompt {number}"
+        ids = encode(prompt, tokenizer, config, where)
+        if limit is not None and len(ids) > limit:
+            lost = without_fewest(prompt, length_of, limit) if config.data.long_prompts == "keep_tail" else None
+            if lost is None:
+                print(f"{where} is left out: {len(ids)} tokens, data.max_prompt_length is {limit}", file=sys.stderr)
+                continue
+            prompt = without_beginning(prompt, lost)
+            ids = encode(prompt, tokenizer, config, where)
+        yield prompt, ids
 
 
 def _show(prompt: PromptText, texts: Sequence[str]) -> None:
+    from asyncgrpo.observe.visible import visible
+
     print()
     for message in [{"role": "prompt", "content": prompt}] if isinstance(prompt, str) else prompt:
-        print(f"{message['role']}: {message['content']}")
+        print(visible(f"{message['role']}: {message['content']}"))
     for text in texts:
-        print(f"> {text}", flush=True)
-
-
-def _count(text: str) -> int:
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"{text} is not a number of at least 1")
-    return value
+        print(f"> {visible(text)}", flush=True)
 
 
 _DESCRIPTION = """\

@@ -14,6 +14,7 @@ from importlib.metadata import version
 from asyncgrpo.cli import chat, config, doctor, evaluate, generate, merge, plan, replay, report, rollouts, train, view
 from asyncgrpo.config.secrets import masked
 from asyncgrpo.errors import AsyncGRPOError
+from asyncgrpo.observe.visible import visible
 
 _OPTIONS = {"-h", "--help", "--version", "--quick", "--json", "--steps", "--resume", "--from-trl", *rollouts.OPTIONS}
 _OPTIONS |= {"--step", "--out", "--dtype", "--prompt", "--rows", "--n", "--port", "--host", "--open", "--samples"}
@@ -27,7 +28,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         code: int = arguments.run(arguments, overrides)
         return code
     except AsyncGRPOError as error:
-        for line in masked(str(error)).splitlines():
+        for line in visible(masked(str(error))).splitlines():
             print(f"error: {line}", file=sys.stderr)
         return error.exit_code
     except KeyboardInterrupt:

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from asyncgrpo.cli.arguments import positive
+
 DTYPES = ("float32", "bfloat16", "float16")
 
 
@@ -24,7 +26,7 @@ def add(commands: Any) -> None:
     parser.add_argument("folder", metavar="RUN_FOLDER", help="folder of a run, or of an adapter")
     parser.add_argument(
         "--step",
-        type=int,
+        type=positive,
         metavar="N",
         help="the checkpoint of step N; without: the final model, or the newest checkpoint of a run that has none yet",
     )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
@@ -168,8 +167,10 @@ def _show(parts: Iterable[RenderableType]) -> None:
 
 
 def _write_json(values: Iterable[Any]) -> None:
+    from asyncgrpo.observe.visible import json_line
+
     for value in values:
-        print(json.dumps(value).replace("\x7f", "\\u007f"))  # the one control character that JSON leaves as it is
+        print(json_line(value))
 
 
 def _refuse(overrides: Sequence[str]) -> None:

@@ -75,8 +75,10 @@ class RewardSection(Section):
 
     @property
     def label(self) -> str:
-        """Its name, or what readers know it by."""
-        return self.name or (self.source if self.kind == "url" else re.split("[:/]", self.source)[-1])
+        """Its name, or what readers know it by: no folder of this machine, and no address."""
+        if self.kind == "url":
+            return self.name or urlsplit(self.source).path.rstrip("/").rpartition("/")[2] or "a server"
+        return self.name or re.split("[:/]", self.source)[-1]
 
     @model_validator(mode="after")
     def _is_of_one_kind(self) -> Self:

@@ -35,7 +35,7 @@ class Answers:
     groups: dict[int, Group] = field(default_factory=dict)
     """Scored samples of a prompt, by its place among the prompts."""
     samples_failed: int = 0
-    """That engines or the environment failed."""
+    """That engines or the environment failed, or a reward function whose `on_error` is `drop_sample`."""
     prompts_done: int = 0
     first_error: AsyncGRPOError | None = None
 
@@ -102,15 +102,18 @@ class _Prompt:
         completions, prompt = [each.completion for each in played], played[0].prompt
         texts = [text_of(completion.token_ids) for completion in completions]
         turns = None if self._held_out.player is None else played
+        notes = GroupNotes(state=state)
         try:
             check_alike(played)
-            samples = await score_group(
-                self._held_out.rewards, prompt, completions, texts, GroupNotes(state=state), played=turns
-            )
+            samples = await score_group(self._held_out.rewards, prompt, completions, texts, notes, played=turns)
         except (EnvironmentFailure, RewardError) as error:
             logger.warning("evaluation: prompt %s is not scored: %s", self._prompt.prompt_id, error)
             self._into.failed(error)
             return
+        if notes.missing:
+            self._into.samples_failed += notes.missing
+            what = f"{notes.missing} of {len(played)} samples of prompt {prompt.prompt_id} got no reward"
+            self._into.failed(RewardError(f"{what} (on_error drop_sample); the log says why"))
         self._into.groups[self._place] = Group(
             group_id=self._place,
             prompt=prompt,

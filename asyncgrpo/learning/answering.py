@@ -9,6 +9,7 @@ import torch
 from transformers import GenerationConfig, PreTrainedModel
 
 from asyncgrpo.config import RunConfig
+from asyncgrpo.errors import DataError
 
 
 def place(model: PreTrainedModel) -> None:
@@ -28,8 +29,9 @@ def complete(
 ) -> list[list[int]]:
     """Token ids of `count` completions, each up to its end token, as `config.generation` says.
 
-    streamer: is told of tokens as they come; then `count` is 1.
+    streamer: is told of tokens as they come; then `count` is 1. Raises DataError for a prompt that is too long.
     """
+    _check_room(model, len(prompt), config)
     ends = _end_tokens(model, tokenizer, config)
     # The model's own settings would fill in whatever is not said here.
     model.generation_config = GenerationConfig(
@@ -46,6 +48,17 @@ def complete(
         input_ids=ids, attention_mask=torch.ones_like(ids), num_return_sequences=count, streamer=streamer
     )
     return [_up_to_end(row, ends) for row in output[:, ids.shape[1] :].tolist()]
+
+
+def _check_room(model: PreTrainedModel, prompt: int, config: RunConfig) -> None:
+    """Beyond the positions that a model knows it answers nonsense, or fails in an index."""
+    room = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+    answer = config.generation.max_completion_length
+    if room is not None and prompt + answer > room:
+        raise DataError(
+            f"the prompt has {prompt} tokens and the model room for {room}, {answer} of them for the answer "
+            "(generation.max_completion_length)"
+        )
 
 
 def _end_tokens(model: PreTrainedModel, tokenizer: Any, config: RunConfig) -> list[int]:

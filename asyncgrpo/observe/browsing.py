@@ -17,7 +17,7 @@ Sort = Literal["step", "reward", "advantage", "staleness", "tokens", "seconds"]
 SORTS: tuple[Sort, ...] = get_args(Sort)
 
 _RANGE = re.compile(r"(\d*)(-?)(\d*)")
-_PROMPT_ID = re.compile(r"\d+-\d+")
+_PROMPT_ID = re.compile(r"(eval|\d+)-\d+")
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,11 +58,11 @@ class Wanted:
     max_reward: float | None = None
     """Samples without a reward are not wanted once one of the two is given."""
     prompt: str | None = None
-    """An id like `0-31`, or a piece of its text, in any case of letters."""
+    """An id like `0-31` or `eval-3`, or a piece of its text, in any case of letters."""
     group: int | None = None
     finish_reason: str | None = None
     fate: str | None = None
-    """`trained`, `dropped` (for any reason) or `dropped:stale`."""
+    """`trained`, `evaluated`, `dropped` (for any reason) or `dropped:stale`."""
     engine: str | None = None
 
     def has_step(self, step: int | None) -> bool:
@@ -124,14 +124,15 @@ class Contrast(NamedTuple):
 
 
 def contrasts(samples: Iterable[RecordedSample], before: int, after: int) -> Iterator[Contrast]:
-    """Of every prompt, by its text, that both versions have completed, in the order in which prompts came first.
+    """Of every prompt, by its text, that both versions have completed, in the order in which prompts came first. What
+    was evaluated is compared with what was evaluated: it may be sampled otherwise.
 
     A sample is of the version that sampled most of its tokens.
     """
-    by_prompt: dict[str, dict[int, list[RecordedSample]]] = {}
+    by_prompt: dict[tuple[str, bool], dict[int, list[RecordedSample]]] = {}
     for sample in samples:
         if sample.version in (before, after):
-            by_prompt.setdefault(sample.prompt, {}).setdefault(sample.version, []).append(sample)
+            by_prompt.setdefault((sample.prompt, sample.is_evaluated), {}).setdefault(sample.version, []).append(sample)
     for versions in by_prompt.values():
         if len(versions) == 2:
             yield Contrast(versions[before][0], _by_reward(versions[before]), _by_reward(versions[after]))
@@ -139,10 +140,10 @@ def contrasts(samples: Iterable[RecordedSample], before: int, after: int) -> Ite
 
 def versions_beside(samples: Iterable[RecordedSample], version: int) -> list[int]:
     """Other versions that have completed a prompt that `version` has completed too."""
-    by_prompt: dict[str, set[int]] = {}
+    by_prompt: dict[tuple[str, bool], set[int]] = {}
     for sample in samples:
         if sample.version is not None:
-            by_prompt.setdefault(sample.prompt, set()).add(sample.version)
+            by_prompt.setdefault((sample.prompt, sample.is_evaluated), set()).add(sample.version)
     return sorted(set().union(*(versions for versions in by_prompt.values() if version in versions)) - {version})
 
 

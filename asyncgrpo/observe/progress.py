@@ -24,6 +24,7 @@ from rich.text import Text
 
 from asyncgrpo.config.secrets import masked
 from asyncgrpo.observe.metrics import StepRecord
+from asyncgrpo.observe.visible import visible
 
 logger = logging.getLogger(__name__)
 
@@ -156,9 +157,10 @@ class Progress:
         return Spinner("line", self._text(self._status()))
 
     def _text(self, text: str) -> Text:
-        """What the stream's encoding has no sign for must not end a run."""
+        """What the stream's encoding has no sign for must not end a run, and the words of a server or of user code may
+        not move the terminal."""
         encoding = self._stream.encoding or "utf-8"
-        return Text(masked(text).encode(encoding, errors="replace").decode(encoding))
+        return Text(visible(masked(text)).encode(encoding, errors="replace").decode(encoding))
 
 
 def format_step(record: StepRecord, target_steps: int) -> str:

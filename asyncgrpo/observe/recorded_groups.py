@@ -11,11 +11,9 @@ from collections.abc import Mapping, Sequence
 from itertools import groupby
 from typing import Any
 
-import pyarrow as pa
-import pyarrow.parquet as pq
-
 from asyncgrpo.errors import RunFolderError
 from asyncgrpo.observe.recorder import rollout_file, step_of_rollouts
+from asyncgrpo.observe.rollout_files import read_rollouts
 from asyncgrpo.observe.run_folder import RunFolder
 from asyncgrpo.types import Completion, Group, Prompt, Sample
 
@@ -55,9 +53,9 @@ def read_trained_groups(folder: RunFolder, step: int) -> list[Group]:
     """The fresh groups of a step, in the order in which they were trained. Raises RunFolderError naming the file."""
     path = rollout_file(folder, step)
     try:
-        rows = pq.read_table(path).to_pylist(maps_as_pydicts="strict")
-    except (OSError, pa.ArrowException) as error:
-        raise RunFolderError(f"cannot read {path}: {error}") from error
+        rows = read_rollouts(path).to_pylist(maps_as_pydicts="strict")
+    except FileNotFoundError as error:
+        raise RunFolderError(f"{path} is not there any more") from error
     trained = [row for row in rows if row["fate"] == "trained"]
     if not trained:
         raise RunFolderError(f"{path} holds no trained samples")

@@ -30,6 +30,7 @@ __all__ = [
     "evaluation_file",
     "read_metrics",
     "rollout_file",
+    "step_of_recorded",
     "step_of_rollouts",
 ]
 
@@ -147,6 +148,11 @@ def step_of_rollouts(path: Path) -> int | None:
     """The step whose rollouts a file has; None for those of groups left over at the end, and of evaluations."""
     number = path.stem.removeprefix("step_")
     return int(number) if number.isdigit() else None
+
+
+def step_of_recorded(path: Path) -> int | None:
+    """The same, and that of an evaluation."""
+    return step_of_rollouts(path.with_name(path.name.replace("eval_", "step_", 1)))
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:

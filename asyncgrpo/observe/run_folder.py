@@ -108,7 +108,7 @@ class RunFolder:
     def _count_on(self) -> None:
         try:
             name, _, start = self.incarnation_file.read_text().strip().partition(".")
-            following = int(start) + 1
+            following = int(start.partition("-")[0]) + 1
         except (OSError, ValueError) as error:
             raise RunFolderError(
                 f"{self.incarnation_file} cannot be read ({error}), so versions of this start could be taken for those "
@@ -116,7 +116,8 @@ class RunFolder:
             ) from error
         for directory in (self.rollouts_dir, self.logs_dir):
             directory.mkdir(exist_ok=True)
-        write_text(self.incarnation_file, f"{name}.{following}\n")
+        # Its random end tells it from the same start of a copy of the folder, which may publish to the same engines.
+        write_text(self.incarnation_file, f"{name}.{following}-{secrets.token_hex(2)}\n")
 
     def _fill(self) -> None:
         # Looked at again under the lock: another run may have come and gone since the first look.
@@ -223,7 +224,8 @@ class RunFolder:
 
     @property
     def incarnation(self) -> str:
-        """The run, by a random name, and which start of it this is: 0 for the first."""
+        """The run, by a random name, and which start of it this is: `1a2b3c4d.0` is the first, `1a2b3c4d.1-9f0e` the
+        next."""
         return self.incarnation_file.read_text().strip()
 
     def close(self) -> None:

@@ -75,7 +75,8 @@ def as_texts(samples: Sequence[RecordedSample]) -> Iterator[RenderableType]:
         )  # fmt: skip
         rewards = ", ".join(f"{visible(name)} {_decimal(value)}" for name, value in sample.rewards.items())
         line = Text(f"reward {_decimal(sample.reward)} ({rewards}), advantage {_decimal(sample.advantage)}")
-        yield Group(facts, line, Text(visible(sample.completion)), Text())
+        logged = [Text(visible(f"{name}: {value}")) for name, value in sample.extra.items()]
+        yield Group(facts, line, *logged, Text(visible(sample.completion)), Text())
 
 
 def side_by_side(contrast: Contrast, before: int, after: int) -> RenderableType:

@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from asyncgrpo.errors import RunFolderError
-from asyncgrpo.observe.recorder import step_of_rollouts
+from asyncgrpo.observe.recorder import step_of_recorded
+from asyncgrpo.observe.rollout_files import read_rollouts
 from asyncgrpo.observe.run_folder import RunFolder
 
 __all__ = ["RecordedSample", "Row", "prompt_text", "read_samples"]
@@ -33,7 +33,7 @@ class RecordedSample:
     """One sample as its rollout file has it, without its tokens."""
 
     step: int | None
-    """Whose file it is in: the step that trained it, or after which it was dropped. None: after the last step."""
+    """The step that trained it, or after which it was dropped or evaluated. None: dropped after the last step."""
     prompt_id: str
     group_id: int
     sample: int
@@ -53,11 +53,18 @@ class RecordedSample:
     finish_reason: str
     engine: str
     fate: str
-    """`trained`, `dropped:<reason>` or `reissued:<reason>`."""
+    """`trained`, `dropped:<reason>`, `reissued:<reason>`; `evaluated`, if it is of a held-out prompt."""
     staleness: int | None
     """Of its oldest token; None: not trained."""
     seconds: float
     """From its request to its last token."""
+
+    extra: Mapping[str, Any]
+    """What reward functions logged of it."""
+
+    @property
+    def is_evaluated(self) -> bool:
+        return self.fate == "evaluated"
 
     @property
     def version(self) -> int | None:
@@ -94,20 +101,21 @@ def read_samples(
             wanted = _wanted(path, step, rows)
         except FileNotFoundError:  # observe.rollouts_keep_steps has removed it since
             continue
-        except (OSError, pa.ArrowException) as error:
-            on_unreadable(f"{path} is left out: {' '.join(str(error).split())}")
+        except RunFolderError as error:
+            on_unreadable(f"{error}; it is left out")
             continue
         for row in wanted:
             yield _sample(row)
 
 
 def _files(folder: RunFolder) -> list[tuple[int | None, Path]]:
-    paths = [(step_of_rollouts(path), path) for path in folder.rollouts_dir.glob("*.parquet")]
-    return sorted(paths, key=lambda item: (math.inf if item[0] is None else item[0], item[1]))
+    paths = [(step_of_recorded(path), path) for path in folder.rollouts_dir.glob("*.parquet")]
+    # Of one step, what it trained (step_…) before what it was evaluated by (eval_…).
+    return sorted(paths, key=lambda item: (math.inf if item[0] is None else item[0], item[1].name[0] == "e"))
 
 
 def _wanted(path: Path, step: int | None, rows: Callable[[Row], bool]) -> list[dict[str, Any]]:
-    table = pq.read_table(path)
+    table = read_rollouts(path)
     light = table.drop_columns([name for name in _HEAVY if name in table.column_names])
     here = {"step": step}
     chosen = {index: row for index, row in enumerate(_plain(light)) if rows(row | here)}
@@ -144,6 +152,7 @@ def _sample(row: Row) -> RecordedSample:
         fate=row["fate"],
         staleness=row["staleness_max"],
         seconds=row["finished_at"] - row["started_at"],
+        extra=json.loads(row.get("extra") or "{}"),
     )
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import re
+from typing import Any
 
-__all__ = ["one_line", "visible"]
+__all__ = ["json_line", "one_line", "visible"]
 
 _UNSAFE = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f"  # controls, C1 included: \x9b begins a command like ESC [
@@ -25,6 +27,11 @@ def one_line(text: str, width: int) -> str:
         return line
     half = (width - 3) // 2
     return f"{line[:half]} … {line[-half:]}"
+
+
+def json_line(value: Any) -> str:
+    """JSON that moves no terminal either: ASCII alone, and of that the one control character that JSON leaves."""
+    return json.dumps(value).replace("\x7f", "\\u007f")
 
 
 def _escape(character: str) -> str:

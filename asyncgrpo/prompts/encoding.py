@@ -44,6 +44,7 @@ def encode(prompt: PromptText, tokenizer: Any, config: RunConfig, where: str) ->
     Text is tokenised with the special tokens the tokenizer adds by itself; a chat is rendered by the chat template with
     the header of the coming answer. Raises DataError, which `where` names the row for.
     """
+    _check_text(prompt, where)
     if isinstance(prompt, str):
         ids = tokenizer(prompt)["input_ids"]
     else:
@@ -51,6 +52,16 @@ def encode(prompt: PromptText, tokenizer: Any, config: RunConfig, where: str) ->
     if not ids:
         raise DataError(f"{where}: the prompt {str(prompt)[:60]!r} has no tokens; remove the row")
     return tuple(ids)
+
+
+def _check_text(prompt: PromptText, where: str) -> None:
+    """Tokenizers refuse half a surrogate pair, which JSON can hold and a terminal's stray bytes become, as a type."""
+    try:
+        str(prompt if isinstance(prompt, str) else [message.get("content") for message in prompt]).encode()
+    except UnicodeEncodeError as error:
+        raise DataError(
+            f"{where}: the prompt is no text that UTF-8 can hold ({error.reason} at {error.start}); mend or remove it"
+        ) from error
 
 
 def _render(messages: Any, tokenizer: Any, options: Mapping[str, Any], where: str) -> list[int]:

@@ -61,6 +61,8 @@ class CannedEngine:
             reply = {"world_size": 1}
         elif path == "/is_paused":
             reply = {"is_paused": False}
+        elif path == "/weight_info":
+            reply = {"weight_version": self._version.decode()}
         text = self._metrics() if path == "/metrics" else json.dumps(reply).encode()
         transport.write(_head(len(text)) + text)
 

@@ -5,8 +5,11 @@ import os
 import pty
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from asyncgrpo.cli.main import main
@@ -101,7 +104,44 @@ def test_a_torn_last_file_is_named_and_left_out(run: str, capsys: pytest.Capture
     assert main(["rollouts", run]) == 0
     captured = capsys.readouterr()
     assert "one two" in captured.out
-    assert captured.err.startswith(f"warning: {run}/rollouts/step_000002.parquet is left out: ")
+    assert captured.err.startswith(f"warning: cannot read {run}/rollouts/step_000002.parquet: ")
+
+
+def test_a_table_of_something_else_is_named_and_left_out(run: str, capsys: pytest.CaptureFixture[str]) -> None:
+    for step, column in ((3, "group_id"), (4, "prompt")):
+        path = rollout_file(RunFolder(run), step)
+        table = pq.read_table(rollout_file(RunFolder(run), 1))
+        place = table.column_names.index(column)
+        odd = pa.array([True] * len(table))
+        pq.write_table(table.drop_columns([column]) if step == 3 else table.set_column(place, column, odd), path)
+    assert main(["rollouts", run, "--json"]) == 0
+    said = capsys.readouterr()
+    assert len(said.out.splitlines()) == 4
+    assert "step_000003.parquet is no file of rollouts: it has no column group_id; it is left out" in said.err
+    assert "step_000004.parquet is no file of rollouts: its column prompt is of type bool; it is left out" in said.err
+
+
+def test_what_was_evaluated_is_found_by_its_step_and_prompt(run: str, capsys: pytest.CaptureFixture[str]) -> None:
+    prompt = Prompt(prompt_id="eval-0", epoch=0, row=0, prompt="Count!", token_ids=(1,))
+    held_out = replace(made(5, "Count!", 1, ["nine"]), prompt=prompt)
+    Recorder(RunFolder(run)).write_evaluation(1, [held_out])
+    for condition in (["--prompt", "eval-0"], ["--fate", "evaluated"]):
+        assert main(["rollouts", run, "--step", "1", "--json", *condition]) == 0
+        (line,) = capsys.readouterr().out.splitlines()
+        assert (json.loads(line)["completion"], json.loads(line)["step"]) == ("nine", 1)
+    assert main(["rollouts", run, "--json", "--diff", "0", "1"]) == 0
+    (line,) = capsys.readouterr().out.splitlines()
+    assert [sample["completion"] for sample in json.loads(line)["1"]] == ["1 2 3", "1 2"], "trained with trained"
+
+
+def test_what_reward_functions_logged_is_shown(run: str, capsys: pytest.CaptureFixture[str]) -> None:
+    group = made(2, "Count!", 1, ["a", "b"])
+    samples = tuple(replace(sample, extra={"note": f"{EVIL}{sample.text}"}) for sample in group.samples)
+    Recorder(RunFolder(run)).write_rollouts(3, 2, [replace(group, samples=samples)], [0.5, -0.5])
+    assert main(["rollouts", run, "--step", "3", "--full"]) == 0
+    assert r"note: \x1b[2J\x1b]0;pwned\x07[bold]not markup[/bold] \x9b31ma" in capsys.readouterr().out
+    assert main(["rollouts", run, "--step", "3", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out.splitlines()[1])["extra"] == {"note": f"{EVIL}b"}
 
 
 def test_nothing_found(run: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -39,6 +39,20 @@ def test_refused_entries(entry: dict[str, Any], message: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("entry", "label"),
+    [
+        ({"path": "my.py:exact"}, "exact"),
+        ({"model": "org/rm"}, "rm"),
+        ({"url": "http://judge.internal:9000/score/"}, "score"),
+        ({"url": "http://judge.internal:9000"}, "a server"),
+        ({"url": "http://judge.internal:9000/score", "name": "judge"}, "judge"),
+    ],
+)
+def test_readers_get_to_know_no_addresses(entry: dict[str, Any], label: str) -> None:
+    assert validate({"rewards": [entry]}).rewards[0].label == label
+
+
+@pytest.mark.parametrize(
     ("entry", "kind", "source"),
     [
         ({"path": "accuracy"}, "path", "accuracy"),

@@ -58,7 +58,7 @@ def test_a_sample_is_read_with_all_that_is_known_of_it(folder: RunFolder) -> Non
     assert mixed == RecordedSample(
         step=2, prompt_id="0-2", group_id=2, sample=0, prompt="Say HELLO", is_conversational=False, completion="2:0",
         tokens=3, given=0, versions={0: 1, 1: 2}, rewards={"length": 2.0}, reward=2.0, advantage=1.0,
-        finish_reason="stop", engine="engine-0", fate="trained", staleness=2, seconds=1.5,
+        finish_reason="stop", engine="engine-0", fate="trained", staleness=2, seconds=1.5, extra={},
     )  # fmt: skip
     assert (mixed.version, dropped.version) == (1, 0)
     assert (dropped.reward, dropped.advantage, dropped.staleness) == (None, None, None)
@@ -129,7 +129,8 @@ def test_a_torn_file_costs_its_own_samples(folder: RunFolder) -> None:
     samples = list(read_samples(folder, on_unreadable=unread.append))
     assert [s.completion for s in samples] == ["1:0", "1:1", "4:0"]
     (said,) = unread
-    assert said.startswith(f"{path} is left out: ")
+    assert said.startswith(f"cannot read {path}: ")
+    assert said.endswith("; it is left out")
     assert "\n" not in said
 
 

@@ -124,6 +124,13 @@ def test_stream_without_the_signs_gets_replacements() -> None:
     assert b"reward -0.512 ?0.210  412 tok/s" in stream.buffer.getvalue()  # type: ignore[attr-defined]
 
 
+def test_words_of_others_do_not_move_the_terminal() -> None:
+    stream = io.StringIO()
+    with Progress(14, stream) as progress:
+        progress.note("the judge said \x1b[2J\x9b31m")
+    assert r"the judge said \x1b[2J\x9b31m" in stream.getvalue()
+
+
 class ClosedPipe(io.StringIO):
     def write(self, text: str) -> int:
         raise BrokenPipeError(32, "Broken pipe")

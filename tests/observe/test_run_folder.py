@@ -1,4 +1,5 @@
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -121,7 +122,7 @@ def test_each_reopening_counts_a_start_of_the_same_run(tmp_path: Path) -> None:
     name = first.removesuffix(".0")
     for start in (1, 2):
         with RunFolder.reopen(tmp_path / "run") as folder:
-            assert folder.incarnation == f"{name}.{start}"
+            assert folder.incarnation.startswith(f"{name}.{start}-")
 
 
 def test_only_one_process_reopens(tmp_path: Path) -> None:
@@ -129,7 +130,15 @@ def test_only_one_process_reopens(tmp_path: Path) -> None:
     with RunFolder.reopen(tmp_path / "run") as folder:
         with pytest.raises(RunFolderError, match="is in use by process"):
             RunFolder.reopen(tmp_path / "run")
-        assert folder.incarnation == first.removesuffix("0") + "1"
+        assert folder.incarnation.startswith(first.removesuffix("0") + "1-")
+
+
+def test_the_same_start_of_a_copied_run_is_told_apart(tmp_path: Path) -> None:
+    """Both may publish to the same engines, and neither may take what the other's weights sampled."""
+    interrupted(tmp_path / "run")
+    shutil.copytree(tmp_path / "run", tmp_path / "copy")
+    with RunFolder.reopen(tmp_path / "run") as run, RunFolder.reopen(tmp_path / "copy") as copy:
+        assert run.incarnation != copy.incarnation
 
 
 def test_a_folder_without_a_checkpoint_is_not_reopened(tmp_path: Path) -> None:
@@ -165,7 +174,7 @@ def test_a_run_that_was_cut_off_begins_again_under_its_own_name(tmp_path: Path) 
     assert RunFolder(tmp_path / "run").was_cut_off
     for start in (1, 2):
         with RunFolder.begin_again(tmp_path / "run") as folder:
-            assert folder.incarnation == f"{name}.{start}"
+            assert folder.incarnation.startswith(f"{name}.{start}-")
             assert list(folder.rollouts_dir.iterdir()) == [], "what a kill left half-written is removed"
 
 
