@@ -34,6 +34,7 @@ class Alarms:
         Raises GuardError for the end of the run, RollbackWanted for a way back.
         """
         for alarm in alarms:
+            self._session.metrics.process.guard_alarms.labels(alarm.guard).inc()
             logger.warning("%s", alarm.message)
         match alarms[0].action if alarms else "off":
             case "stop":

@@ -101,15 +101,15 @@ class Checkpoints:
                 keep = () if is_calm or self._calm_step is None else (self._calm_step,)
                 await draft.commit(sync=growing_files(session.folder), keep=keep)
         except (CheckpointError, LearnerError) as error:  # the end of a rank is told by who watches it
-            session.metrics.checkpoint_failures.inc()
+            session.metrics.learner.checkpoint_failures.inc()
             session.progress.note(f"warning: {error}")
             logger.warning("no checkpoint of step %d: %s", step, error)
         else:
             seconds = time.monotonic() - started
             self._complete_step = step
             self._calm_step = step if is_calm else self._calm_step
-            session.metrics.checkpoint_step.set(step)
-            session.metrics.checkpoint_duration.observe(seconds)
+            session.metrics.learner.checkpoint_step.set(step)
+            session.metrics.learner.checkpoint_duration.observe(seconds)
             logger.info("checkpoint of step %d saved in %.2f s, asked for by %s", step, seconds, reason)
         finally:
             learner_is_free.set()

@@ -34,6 +34,7 @@ from asyncgrpo.observe.progress import Progress
 from asyncgrpo.observe.recorder import read_metrics
 from asyncgrpo.observe.run_folder import RunFolder
 from asyncgrpo.observe.summary import write_summary
+from asyncgrpo.observe.webhook import check_webhook, end_told
 from asyncgrpo.preflight import Job, prepare
 from asyncgrpo.recovery import Training, load_saved
 from asyncgrpo.resuming import Beginning, begin
@@ -82,14 +83,17 @@ def run_job(
 
     A cancelled run ends as by a signal: with KeyboardInterrupt.
     """
-    forecast = Forecast(job)
+    forecast, observe = Forecast(job), job.config.observe
     with ExitStack() as stack:
         beginning = begin(job)
         folder = stack.enter_context(beginning.folder)
         if beginning.checkpoint is None:  # else once the learner has taken it: a refusal leaves the run as it was
             write_text(folder.config_file, config_text)
-        stack.enter_context(setup_logging(folder.log_file, job.config.observe.log_level))
+        name = observe.run_name or folder.path.name
+        json_run = name if observe.log_format == "json" else None
+        stack.enter_context(setup_logging(folder.log_file, observe.log_level, json_run=json_run))
         progress = stack.enter_context(Progress(job.total_steps))
+        stack.enter_context(end_told(check_webhook(observe.webhook_env), name, folder, job.total_steps))
         try:
             outcome = run_on_loop(_run(forecast, beginning, progress, engine_module, on_start, config_text))
         except AsyncGRPOError:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Sequence
 
 from asyncgrpo.buffer.contract import StalenessContract
 from asyncgrpo.concurrency import deadline, gather_all
@@ -11,6 +12,7 @@ from asyncgrpo.errors import EngineError, EngineSilent
 from asyncgrpo.generation.client import EngineClient
 from asyncgrpo.observe.steps import StepMeasures
 from asyncgrpo.session import Session
+from asyncgrpo.types import Group
 
 logger = logging.getLogger(__name__)
 
@@ -43,7 +45,9 @@ class StepMeter:
         self._session.learner_time.lap()
         self._session.generation_time.lap()
 
-    async def training_starts(self) -> None:
+    async def training_starts(self, groups: Sequence[Group] = ()) -> None:
+        """A step has taken these."""
+        self._session.metrics.flow.taken(groups)
         self._buffered = self._contract.buffered
         self._tokens_while_training = -await self._tokens()
 
@@ -55,8 +59,6 @@ class StepMeter:
         now = time.monotonic()
         learner, generation = self._session.learner_time.lap(), self._session.generation_time.lap()
         generated = tokens - self._tokens_at_step_start
-        self._session.metrics.generated_tokens.inc(self._total - self._reported)
-        self._reported = self._total
         measures = StepMeasures(
             time=time.time(),
             step_seconds=now - self._step_started,
@@ -81,6 +83,8 @@ class StepMeter:
         serving = set(self._session.pool.serving)
         asked = [client for client in self._session.pool.clients if client.name in serving]
         is_known = await gather_all(*(self._count(client) for client in asked))
+        self._session.metrics.engines.generated_tokens.inc(self._total - self._reported)
+        self._reported = self._total
         return self._total if all(is_known) else UNKNOWN
 
     async def _count(self, client: EngineClient) -> bool:

@@ -97,10 +97,9 @@ class Orchestrator:
         player = session.job.player
         self._play = answer_once if player is None else player.play
         self._text_of = decoder_of(session.job.tokenizer) if player is None else player.text_of
-        self.notes = RunNotes(session.job.total_steps, session.metrics.count_reward_failure)
+        self.notes = RunNotes(session.job.total_steps, session.metrics.flow.reward_failed)
         self.guards = Guards(config.guards)
-        session.metrics.buffer_groups.set_function(lambda: self.buffer.contract.buffered)
-        session.metrics.buffer_slots_held.set_function(lambda: self.buffer.contract.slots_held)
+        session.metrics.flow.watch_slots(self.buffer.contract.slots_by_state)
         session.spans.watch(session.learner_time, "learner")
         session.spans.watch(session.generation_time, "generation")
         session.spans.levels = self._levels
@@ -147,7 +146,7 @@ class Orchestrator:
             while True:
                 group_id, start_version = await self.buffer.admit()
                 self.session.generation_time.enter("busy")
-                self.session.metrics.groups_admitted.inc()
+                self.session.metrics.flow.groups_admitted.inc()
                 prompt = self.books.admitted(group_id, start_version).prompt  # before others run
                 rollouts.create_task(self._rollout(group_id, prompt, start_version), name=f"rollout {group_id}")
                 await asyncio.sleep(0)  # a publish frees many slots at once: others shall run in between
@@ -176,6 +175,7 @@ class Orchestrator:
                 logged=notes.metrics,
             )
             self.books.finished(group, generated.cut, len(generated.failed) + notes.missing)
+            self.session.metrics.flow.finished(group)
             await self.buffer.enter(group)
         if self.buffer.contract.in_flight == 0:
             self.session.generation_time.enter("idle")
@@ -218,7 +218,7 @@ class Orchestrator:
                     if groups is None:
                         break
                     batch = self.batches.make(groups, version)
-                    await self.meter.training_starts()
+                    await self.meter.training_starts(groups)
                     with session.learner_time.during("training"):
                         report = await session.learner.train(batch)
                     await self.meter.training_ends()
@@ -286,10 +286,8 @@ class Orchestrator:
         await self.evaluations.until_allowed(snapshot.version)
         started = time.monotonic()
         report = await self.session.publisher.load(snapshot)
-        for engine, seconds in report.paused_seconds.items():
-            self.session.metrics.engine_paused_seconds.labels(engine).inc(seconds)
         self.meter.publish_seconds = time.monotonic() - started
-        self.session.metrics.publish_duration.observe(self.meter.publish_seconds)
+        self.session.metrics.engines.published(report.bytes, self.meter.publish_seconds)
         logger.info("version %d published: %s", report.version, report)
         what = f"version {snapshot.version}: waiting for an engine that serves it"
         async with deadline(self.config.buffer.stall_timeout, StallError, f"{what} (buffer.stall_timeout)"):

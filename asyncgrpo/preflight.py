@@ -23,6 +23,7 @@ from asyncgrpo.evaluation.held_out import HeldOut, held_out
 from asyncgrpo.generation.spec import check_ports, check_vllm_installed
 from asyncgrpo.observe.run_folder import RunFolder, check_free
 from asyncgrpo.observe.trackers import check_installed
+from asyncgrpo.observe.webhook import check_webhook
 from asyncgrpo.playing import check_columns, player_of, reward_functions, with_tools
 from asyncgrpo.prompts.encoding import load_tokenizer
 from asyncgrpo.prompts.rows import load_rows
@@ -77,6 +78,7 @@ def prepare(
     check_logins(config.engines.urls)
     secret_of(config.engines.api_key_env, "engines.api_key_env")
     secret_of(config.observe.metrics_token_env, "observe.metrics_token_env")
+    check_webhook(config.observe.webhook_env)
     source = find_source(config, environment_factory, tools)
     functions = reward_functions(config, source, rewards)
     checked_rows = load_rows(config, rows)

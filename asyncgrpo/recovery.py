@@ -15,6 +15,7 @@ from asyncgrpo.checkpoint.store import Checkpoint
 from asyncgrpo.checkpoints import LEARNER
 from asyncgrpo.concurrency import aside, deadline, run_until
 from asyncgrpo.errors import AsyncGRPOError, CheckpointError, GuardError, LearnerError, StallError
+from asyncgrpo.observe.loop_delay import measure_loop_delay
 from asyncgrpo.observe.watchdog import Watchdog
 from asyncgrpo.orchestrator import Orchestrator
 from asyncgrpo.resuming import go_back, newest
@@ -50,15 +51,18 @@ class Training:
 
     async def run(self) -> None:
         """Train until the last step, or until `stop` is set. Raises the first error of any part."""
-        with self._watchdog():
-            await run_until(self._rounds(), self._session.supervisor.run(), self._session.spans.run())
+        session, metrics = self._session, self._session.metrics.process
+        with self._watchdog() as watchdog:
+            metrics.watch_progress(lambda: watchdog.moved_at)
+            delay = measure_loop_delay(metrics.loop_delay.observe)
+            await run_until(self._rounds(), session.supervisor.run(), delay, session.spans.run())
 
     def _watchdog(self) -> Watchdog:
         session, config = self._session, self._session.job.config
         return Watchdog(
             lambda: stalls.signs(session, self._orchestrator.buffer.contract),
             lambda: stalls.describe(session, self._orchestrator.buffer.contract, self._orchestrator.books),
-            after=min(config.observe.stall_report_seconds, config.buffer.stall_timeout / 2),
+            after=config.stall_report_after,
             path=session.folder.stalls_file,
             note=session.progress.note,
         )
@@ -99,7 +103,7 @@ class Training:
             timeout = config.checkpoint.save_timeout
             async with deadline(timeout, CheckpointError, "taking back what came after (checkpoint.save_timeout)"):
                 await aside(lambda: self._take_back(checkpoint))
-            (session.metrics.rollbacks if is_rollback else session.metrics.learner_restarts).inc()
+            (session.metrics.learner.rollbacks if is_rollback else session.metrics.learner.restarts).inc()
             with session.learner_time.during("checkpoint"):
                 if is_rollback:
                     await session.learner.load(checkpoint.folder / LEARNER, checkpoint.step)

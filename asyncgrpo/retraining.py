@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,15 +20,19 @@ from asyncgrpo.concurrency import aside, deadline
 from asyncgrpo.config import RunConfig
 from asyncgrpo.config.loading import LoadedConfig, load_config, split_overrides
 from asyncgrpo.config.render import render_config
+from asyncgrpo.config.secrets import secret_of
 from asyncgrpo.config.sections import RewardSection
 from asyncgrpo.errors import ConfigError, RunFolderError
 from asyncgrpo.learning.client import LearnerClient
+from asyncgrpo.observe.discovery import scrape_targets, targets_file
 from asyncgrpo.observe.files import write_text
 from asyncgrpo.observe.logs import setup_logging
-from asyncgrpo.observe.metrics import REPORTED_AS
+from asyncgrpo.observe.metrics import LEARNER_STATES, REPORTED_AS, ReplayMetrics, run_info
 from asyncgrpo.observe.recorded_groups import read_trained_groups, recorded_steps
 from asyncgrpo.observe.recorder import Recorder, read_metrics
 from asyncgrpo.observe.run_folder import RunFolder
+from asyncgrpo.observe.server import MetricsServer
+from asyncgrpo.observe.timing import TimeAccount
 from asyncgrpo.rewards.importing import OWN, from_config
 from asyncgrpo.types import Group, StepReport
 
@@ -88,7 +92,8 @@ def retrain(
     with ExitStack() as stack:
         folder = stack.enter_context(RunFolder.create(config.run.output_dir))
         write_text(folder.config_file, render_config(loaded))
-        stack.enter_context(setup_logging(folder.log_file, config.observe.log_level))
+        json_run = folder.path.name if config.observe.log_format == "json" else None
+        stack.enter_context(setup_logging(folder.log_file, config.observe.log_level, json_run=json_run))
         return asyncio.run(_train(source, steps, config, folder, on_step))
 
 
@@ -99,20 +104,43 @@ async def _train(
     batches = StepBatches(config, _reward_weights(config))
     recorder, done = Recorder(folder), []
     learner = LearnerClient(config, folder.logs_dir)
-    try:
-        await learner.start()
-        for step in steps:
-            groups = await _read(source, step, config.observe.write_timeout)
-            batch = batches.make(groups, step - 1)
-            report = await learner.train(batch)
-            batches.trained(groups, batch)
-            done.append(RetrainedStep(step=step, metrics=_named(report), recorded=recorded.get(step, {})))
-            recorder.append_step({"step": step, "version": step - 1, **done[-1].metrics})
-            on_step(done[-1])
-        await learner.save_model(str(folder.model_dir))
-    finally:
-        await learner.stop()
+    async with _exposed(config, folder, steps[-1]) as (metrics, time):
+        try:
+            await learner.start()
+            for step in steps:
+                groups = await _read(source, step, config.observe.write_timeout)
+                batch = batches.make(groups, step - 1)
+                with time.during("training"):
+                    report = await learner.train(batch)
+                batches.trained(groups, batch)
+                done.append(RetrainedStep(step=step, metrics=_named(report), recorded=recorded.get(step, {})))
+                record = {"step": step, "version": step - 1, **done[-1].metrics}
+                metrics.retrained(record)
+                recorder.append_step(record)
+                on_step(done[-1])
+            await learner.save_model(str(folder.model_dir))
+        finally:
+            await learner.stop()
     return done
+
+
+@asynccontextmanager
+async def _exposed(
+    config: RunConfig, folder: RunFolder, target_steps: int
+) -> AsyncIterator[tuple[ReplayMetrics, TimeAccount]]:
+    """What a replay has to tell, at /metrics as a run's."""
+    time, observe = TimeAccount(LEARNER_STATES), config.observe
+    metrics = ReplayMetrics(
+        info=run_info(config, folder.path),
+        target_steps=target_steps,
+        learner=time,
+        stall_seconds=config.stall_report_after,
+    )
+    token = secret_of(observe.metrics_token_env, "observe.metrics_token_env")
+    async with MetricsServer(metrics.registry, observe.metrics_host, observe.metrics_port, token) as server:
+        name = folder.path.name
+        with targets_file(observe.targets_dir, name, scrape_targets(name, server.url, [])):
+            yield metrics, time
 
 
 async def _read(source: RunFolder, step: int, timeout: float) -> list[Group]:

@@ -26,8 +26,10 @@ from asyncgrpo.generation.startup import start_all
 from asyncgrpo.generation.supervisor import Supervisor
 from asyncgrpo.generation.verify import verify_settings, with_dtype_of
 from asyncgrpo.learning.client import LearnerClient
+from asyncgrpo.observe.discovery import scrape_targets, targets_file
 from asyncgrpo.observe.engines import EngineNews
-from asyncgrpo.observe.metrics import GENERATION_STATES, LEARNER_STATES, EvaluationMetrics, RunMetrics
+from asyncgrpo.observe.logs import counted_logs
+from asyncgrpo.observe.metrics import GENERATION_STATES, LEARNER_STATES, EvaluationMetrics, RunMetrics, run_info
 from asyncgrpo.observe.page.handlers import PageHandlers
 from asyncgrpo.observe.page.reader import RunReader
 from asyncgrpo.observe.progress import Progress
@@ -98,8 +100,11 @@ async def open_session(
         ]
         by_name = {client.name: client for client in clients}
         learner_time, generation_time = TimeAccount(LEARNER_STATES), TimeAccount(GENERATION_STATES)
-        metrics = _metrics(job, folder, clients, learner_time)
+        metrics = _metrics(job, folder, clients, learner_time, generation_time)
+        stack.enter_context(counted_logs(lambda level: metrics.process.log_messages.labels(level).inc()))
         spans = SpanLog(folder.spans_file, timeout=config.observe.write_timeout)
+        for engine, activity in metrics.engines.activity.items():
+            spans.watch(activity.time, engine)
         trackers = Trackers.of(config, folder, metrics, progress)
         stack.push_async_callback(trackers.close)
         server = await stack.enter_async_context(
@@ -118,6 +123,9 @@ async def open_session(
             )
         if server.url is not None:
             progress.note(f"page at {server.url}/, metrics at {server.url}/metrics, logs in {folder.logs_dir}")
+        name = config.observe.run_name or folder.path.name
+        targets = scrape_targets(name, server.url, [(client.name, client.url) for client in clients])
+        stack.enter_context(targets_file(config.observe.targets_dir, name, targets))
         config = await _check_running(clients[len(managed) :], config, backend)
         job = replace(job, config=config)
         learner = make_learner(config, folder.logs_dir)
@@ -128,12 +136,11 @@ async def open_session(
             rewards = started(job.rewards, config.learner.start_timeout)
             await gather_all(start_all(managed, by_name), learner.start(), stack.enter_async_context(rewards))
         pool = EnginePool(clients)
-        publisher = _publisher(job, folder, pool, transport, metrics, spans)
+        publisher = _publisher(job, folder, pool, transport, metrics)
         processes = {engine.spec.name: engine for engine in managed}
         supervisor = Supervisor(
-            pool, processes, publisher, config, partial(_verify, config, backend), EngineNews(metrics, progress, spans)
+            pool, processes, publisher, config, partial(_verify, config, backend), EngineNews(metrics, progress)
         )
-        metrics.engines_serving.set_function(lambda: len(pool.serving))
         await stack.enter_async_context(_last_words(managed, supervisor))
         await verify_settings(clients[: len(managed)], config, backend)
         await publisher.connect()
@@ -165,33 +172,36 @@ def _addresses(specs: Sequence[EngineSpec], urls: Sequence[str]) -> list[tuple[s
     return [(spec.name, spec.url) for spec in specs] + external
 
 
-def _metrics(job: Job, folder: RunFolder, clients: Sequence[EngineClient], learner_time: TimeAccount) -> RunMetrics:
+def _metrics(
+    job: Job, folder: RunFolder, clients: Sequence[EngineClient], learner: TimeAccount, generation: TimeAccount
+) -> RunMetrics:
     metrics = RunMetrics(
-        info={"run": folder.path.name, "model": job.config.model.path},
+        info=run_info(job.config, folder.path),
         target_steps=job.total_steps,
         slots=job.config.slots,
         engines=[client.name for client in clients],
         rewards=[function.name for function in job.rewards],
-        learner=learner_time,
+        learner=learner,
+        generation=generation,
+        max_staleness=job.config.buffer.max_staleness,
+        stall_seconds=job.config.stall_report_after,
     )
     if (held_out := job.held_out) is not None:
         names = [function.name for function in held_out.rewards]
         metrics.evaluation = EvaluationMetrics(metrics.registry, names, held_out.ks)
     for client in clients:
-        metrics.requests_in_flight.labels(client.name).set_function(partial(getattr, client, "open_requests"))
+        client.activity = metrics.engines.activity[client.name]
     return metrics
 
 
-def _publisher(
-    job: Job, folder: RunFolder, pool: EnginePool, transport: Transport, metrics: RunMetrics, spans: SpanLog
-) -> Publisher:
+def _publisher(job: Job, folder: RunFolder, pool: EnginePool, transport: Transport, metrics: RunMetrics) -> Publisher:
     def on_served(engine: str, version: int) -> None:
         pool.mark_served(engine, version)
-        metrics.policy_version.labels(engine).set(version)
+        metrics.engines.served(engine, version)
 
     weights = job.config.weights
     draining = job.config.generation.request_timeout if weights.in_flight == "finish" else 0.0
-    publisher = Publisher(
+    return Publisher(
         transport,
         pool.clients,
         incarnation=folder.incarnation,
@@ -200,8 +210,6 @@ def _publisher(
         in_flight=weights.in_flight,
         on_served=on_served,
     )
-    publisher.on_paused = lambda engine, version, seconds: spans.add(engine, "loading", seconds, version=version)
-    return publisher
 
 
 async def _check_running(clients: Sequence[EngineClient], config: RunConfig, backend: str) -> RunConfig:

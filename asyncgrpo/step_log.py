@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import logging
+import shutil
 import threading
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -74,6 +75,7 @@ class StepLog:
                 self._retention.written(file, step, needed_from=needed_from)
             if report.skipped:
                 self._keep_skipped(step, batch, report)
+            self._session.metrics.process.disk_free.set(shutil.disk_usage(self._session.folder.path).free)
 
         await self._on_disk(f"step {step}", write)
         self._session.progress.step(record)
@@ -97,7 +99,7 @@ class StepLog:
         for fate, count in self._contract.fates.items():
             if fate != "trained":  # counted with their step
                 new, self._counted[fate] = count - self._counted[fate], count
-                self._session.metrics.groups.labels(fate.replace(":", "_")).inc(new)
+                self._session.metrics.flow.groups.labels(fate.replace(":", "_")).inc(new)
 
     def _keep_skipped(self, step: int, batch: Batch, report: StepReport) -> None:
         """What an update could not be made of, for somebody to look at."""

@@ -51,7 +51,10 @@ class Case:
     def meter(self) -> StepMeter:
         session: Any = SimpleNamespace(
             pool=SimpleNamespace(clients=self.engines, serving=self.serving),
-            metrics=SimpleNamespace(generated_tokens=self.counter),
+            metrics=SimpleNamespace(
+                engines=SimpleNamespace(generated_tokens=self.counter),
+                flow=SimpleNamespace(taken=lambda groups: None),
+            ),
             learner_time=TimeAccount(LEARNER_STATES),
             generation_time=TimeAccount(GENERATION_STATES),
         )

@@ -134,3 +134,18 @@ def test_the_command_fails_when_an_unchanged_run_comes_out_differently(
     (copy / "metrics.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
     words = [word.format(out=tmp_path / "out") for word in changes]
     assert main(["replay", str(copy), "--steps", "2", *words]) == code
+
+
+def test_a_replay_is_found_and_scraped_as_a_run_is(recorded: RunFolder, tmp_path: Path) -> None:
+    seen: list[tuple[dict[str, Any], str]] = []
+
+    def look(step: RetrainedStep) -> None:
+        (file,) = (tmp_path / "targets").glob("*.json")
+        (entry,) = json.loads(file.read_text())
+        seen.append((entry["labels"], entry["targets"][0]))
+
+    again(recorded, tmp_path, f"--observe.targets_dir={tmp_path / 'targets'}", last_step=1, on_step=look)
+    ((labels, target),) = seen
+    assert labels == {"run": "again", "role": "orchestrator"}
+    assert target.startswith("127.0.0.1:")
+    assert list((tmp_path / "targets").iterdir()) == []

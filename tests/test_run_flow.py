@@ -106,8 +106,9 @@ async def test_metrics_are_live(tiny_model: Path, tmp_path: Path) -> None:
         with pytest.raises(aiohttp.ClientConnectorError):
             await scrape(port)
     assert values["asyncgrpo_groups_admitted_total"] == 8
-    assert values["asyncgrpo_buffer_slots_held"] == 8
-    assert values["asyncgrpo_buffer_slots"] == 8
-    assert values["asyncgrpo_buffer_groups"] == 0
+    states = ("free", "in_flight", "buffered", "training", "awaiting_publish")
+    assert [values[f'asyncgrpo_buffer_slots{{state="{state}"}}'] for state in states] == [0, 8, 0, 0, 0]
     assert values['asyncgrpo_generation_requests_in_flight{engine="engine-0"}'] == 32
     assert values['asyncgrpo_policy_version{holder="engine-0"}'] == 0
+    assert values['asyncgrpo_engine_serving{engine="engine-0"}'] == 1
+    assert values['asyncgrpo_generation_requests_total{engine="engine-0",outcome="answered"}'] == 0

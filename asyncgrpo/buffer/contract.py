@@ -71,6 +71,16 @@ class StalenessContract:
     def slots_held(self) -> int:
         return len(self._in_flight) + len(self._finished) + self._training + self._awaiting_publish.total()
 
+    def slots_by_state(self) -> dict[str, float]:
+        """Where the group of each slot is."""
+        return {
+            "in_flight": self.in_flight,
+            "buffered": self.buffered,
+            "training": self._training,
+            "awaiting_publish": self._awaiting_publish.total(),
+            "free": self.slots - self.slots_held,
+        }
+
     @property
     def in_flight(self) -> int:
         return len(self._in_flight)

@@ -52,8 +52,9 @@ FREE: frozenset[str] = frozenset().union(
     _keys("checkpoint", "save_steps save_minutes save_total_limit keep_every save_timeout"),
     _keys(
         "observe",
-        "metrics_host metrics_port metrics_token_env save_rollouts rollouts_keep_steps rollouts_max_gib write_timeout "
-        "trackers project run_name tracker_timeout stall_report_seconds log_level",
+        "metrics_host metrics_port metrics_token_env targets_dir save_rollouts rollouts_keep_steps rollouts_max_gib "
+        "write_timeout trackers project run_name tracker_timeout stall_report_seconds log_level log_format "
+        "webhook_env",
     ),
     _keys(
         "guards",

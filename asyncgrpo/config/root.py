@@ -85,6 +85,11 @@ class RunConfig(Section):
         """Most groups between admission and the publish of the version that consumed them."""
         return (self.buffer.max_staleness + 1) * self.fresh_groups
 
+    @property
+    def stall_report_after(self) -> float:
+        """Seconds without progress after which it is said what is waited for."""
+        return min(self.observe.stall_report_seconds, self.buffer.stall_timeout / 2)
+
     @model_validator(mode="after")
     def _devices_can_be_used(self) -> Self:
         """First, since the next checks count devices."""

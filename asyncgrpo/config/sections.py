@@ -287,6 +287,8 @@ class ObserveSection(Section):
     """Environment variable with the token that both then want, as a bearer's or once as `/?token=TOKEN`."""
     metrics_port: Annotated[int, Field(ge=-1, le=65535)] = 0
     """Port of both. 0 picks a free one, -1 turns them off."""
+    targets_dir: str | None = None
+    """Folder for a file by which Prometheus finds the run and its engines, while it lives. Absent: none is written."""
     save_rollouts: bool = True
     """Write every sample to rollouts/*.parquet."""
     rollouts_keep_steps: PositiveInt | None = None
@@ -309,3 +311,7 @@ class ObserveSection(Section):
     buffer.stall_timeout, if that is less. Ends nothing."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     """Level of logs/orchestrator.log."""
+    log_format: Literal["text", "json"] = "text"
+    """Of logs/orchestrator.log: lines to read, or an object of JSON each, with run, step and version."""
+    webhook_env: str | None = None
+    """Environment variable with a URL that is told, as JSON, how the run ended: finished, interrupted or failed."""

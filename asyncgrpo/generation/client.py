@@ -24,6 +24,7 @@ from asyncgrpo.generation.http import ConnectFailed, Http, tls_of
 from asyncgrpo.generation.load import EngineLoad, generated_tokens, parse_load
 from asyncgrpo.generation.request import GENERATE, refusal, sampling_params
 from asyncgrpo.generation.response import Request, excerpt, parse_completion
+from asyncgrpo.observe.activity import EngineActivity
 from asyncgrpo.types import Completion, InFlight
 
 T = TypeVar("T")
@@ -47,8 +48,8 @@ class EngineClient:
         """As it is reached; not for logs: it may hold a login."""
         self.shown_url = masked_url(self.url)
         self.name = name
-        self.open_requests = 0
-        """Generate requests without an answer yet."""
+        self.activity = EngineActivity()
+        """Told what the engine does; replaced by whoever wants to know."""
         self._generation = config.generation
         self._control_timeout = config.engines.control_timeout
         self._publish_timeout = config.weights.publish_timeout
@@ -56,6 +57,11 @@ class EngineClient:
         self._vocab_size = vocab_size
         self._key = secret_of(config.engines.api_key_env, "engines.api_key_env")
         self._encoder = msgspec.json.Encoder()
+
+    @property
+    def open_requests(self) -> int:
+        """Generate requests without an answer yet."""
+        return self.activity.open_requests
 
     async def __aenter__(self) -> Self:
         tls = tls_of(self.url)
@@ -105,14 +111,11 @@ class EngineClient:
             vocab_size=self._vocab_size,
             started_at=time.monotonic(),
         )
-        self.open_requests += 1
-        try:
+        with self.activity.request():
             status, answer = await self._post(self._encoder.encode(body), request_id)
-        finally:
-            self.open_requests -= 1
-        if status >= 300:
-            raise refusal(self.name, self.shown_url, GENERATE, status, bytes(answer))
-        return parse_completion(answer, request, time.monotonic())
+            if status >= 300:
+                raise refusal(self.name, self.shown_url, GENERATE, status, bytes(answer))
+            return parse_completion(answer, request, time.monotonic())
 
     async def _post(self, body: bytes, request_id: str) -> tuple[int, bytes | memoryview]:
         """Status and body of the answer to a generate request. Raises EngineUnavailable when there is none in time."""
@@ -162,12 +165,14 @@ class EngineClient:
         weights of the moment of `resume`. `abort_resume`: they are answered at once, with what they have. `finish`:
         they end on the old weights, for which the call waits as long as one request may take.
         """
+        self.activity.paused()
         # clear_cache is what makes keys and values computed under the old weights go, whatever vLLM's docstring says.
         path = f"/pause?mode={PAUSE_MODES[in_flight]}&clear_cache=true"
         await self._call("POST", path, timeout=self._generation.request_timeout if in_flight == "finish" else None)
 
     async def resume(self) -> None:
         await self._call("POST", "/resume")
+        self.activity.resumed()
 
     async def is_paused(self) -> bool:
         return bool(self._field(await self._call_json("GET", "/is_paused"), "is_paused", bool))

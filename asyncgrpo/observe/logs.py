@@ -5,9 +5,10 @@ Only the `asyncgrpo` logger is touched, so a program that uses the package keeps
 
 from __future__ import annotations
 
+import json
 import logging
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from datetime import UTC, datetime
@@ -17,7 +18,7 @@ from typing import TextIO
 from asyncgrpo.config.secrets import masked
 from asyncgrpo.observe.files import write_error
 
-__all__ = ["current_step", "log_context", "log_tail", "setup_logging"]
+__all__ = ["counted_logs", "current_step", "log_context", "log_tail", "setup_logging"]
 
 _TAIL_BYTES = 2**16
 
@@ -42,8 +43,12 @@ def current_step() -> int | None:
 
 
 @contextmanager
-def setup_logging(log_file: Path, level: str = "info") -> Iterator[None]:
-    """Log to `log_file` inside the block, from `level` on. Raises RunFolderError if the file cannot be opened."""
+def setup_logging(log_file: Path, level: str = "info", *, json_run: str | None = None) -> Iterator[None]:
+    """Log to `log_file` inside the block, from `level` on.
+
+    json_run: name of the run; a line of the file is then an object of JSON.
+    Raises RunFolderError if the file cannot be opened.
+    """
     logger = logging.getLogger("asyncgrpo")
     try:
         to_file: logging.Handler = _LogFile(log_file, encoding="utf-8", errors="backslashreplace")
@@ -54,6 +59,8 @@ def setup_logging(log_file: Path, level: str = "info") -> Iterator[None]:
         handler.addFilter(_add_context)
         handler.setFormatter(_Formatter())
         logger.addHandler(handler)
+    if json_run is not None:
+        to_file.setFormatter(_JsonFormatter(json_run))
     before = logger.level, logger.propagate
     logger.setLevel(level.upper())
     logger.propagate = False
@@ -68,6 +75,17 @@ def setup_logging(log_file: Path, level: str = "info") -> Iterator[None]:
                 handler.close()
 
 
+@contextmanager
+def counted_logs(count: Callable[[str], None]) -> Iterator[None]:
+    """Tell `count` the level of every line logged inside the block, as `warning`."""
+    logger, counter = logging.getLogger("asyncgrpo"), _Counter(count)
+    logger.addHandler(counter)
+    try:
+        yield
+    finally:
+        logger.removeHandler(counter)
+
+
 def log_tail(path: Path, lines: int = 15) -> str:
     """The last lines of a log that say something, with the path, for an error message."""
     try:
@@ -77,6 +95,15 @@ def log_tail(path: Path, lines: int = 15) -> str:
     except OSError:
         return f"no log at {path}"
     return f"last lines of {path}:\n" + "\n".join(f"    {line}" for line in text.splitlines()[-lines:] or ["(empty)"])
+
+
+class _Counter(logging.Handler):
+    def __init__(self, count: Callable[[str], None]) -> None:
+        super().__init__()
+        self._count = count
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._count(record.levelname.lower())
 
 
 class _LogFile(logging.FileHandler):
@@ -109,7 +136,34 @@ class _Formatter(logging.Formatter):
         return masked(super().format(record))
 
     def formatTime(self, record: logging.LogRecord, datefmt: str | None = None) -> str:
-        return f"{datetime.fromtimestamp(record.created, UTC):%Y-%m-%dT%H:%M:%S}.{int(record.msecs):03d}Z"
+        return _stamp(record)
+
+
+class _JsonFormatter(logging.Formatter):
+    """`{"time": "2026-11-29T22:26:37.123Z", "level": "info", "run": "first", "step": 3, "version": 2, "logger": …,
+    "message": …}`, and a `traceback` where there is one."""
+
+    def __init__(self, run: str) -> None:
+        super().__init__()
+        self._run = run
+
+    def format(self, record: logging.LogRecord) -> str:
+        fields = {
+            "time": _stamp(record),
+            "level": record.levelname.lower(),
+            "run": self._run,
+            "step": _step.get(),
+            "version": _version.get(),
+            "logger": record.name,
+            "message": masked(record.getMessage()),
+        }
+        if record.exc_info:
+            fields["traceback"] = masked(self.formatException(record.exc_info))
+        return json.dumps(fields, ensure_ascii=False)
+
+
+def _stamp(record: logging.LogRecord) -> str:
+    return f"{datetime.fromtimestamp(record.created, UTC):%Y-%m-%dT%H:%M:%S}.{int(record.msecs):03d}Z"
 
 
 def _add_context(record: logging.LogRecord) -> bool:

@@ -1,7 +1,7 @@
 """spans.jsonl: what the learner and every engine were doing, and how full the flow was, for a timeline.
 
     {"lane": "learner", "state": "training", "from": 1796001024.5, "to": 1796001043.8, "step": 1}
-    {"lane": "engine-0", "state": "loading", "from": 1796001043.9, "to": 1796001044.9, "version": 1}
+    {"lane": "engine-0", "state": "publishing", "from": 1796001043.9, "to": 1796001044.9, "step": 1}
     {"at": 1796001045.0, "learner": "waiting", "in_flight": 4, "buffered": 4, "slots_held": 8, "requests": {…}}
 
 Times are seconds since 1970. A span is written when it ends. Lines with `at` are samples: `learner` is the state it is

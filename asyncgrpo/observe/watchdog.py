@@ -52,6 +52,11 @@ class Watchdog:
         self._since, self._due = clock(), after
         self._ended = threading.Event()
 
+    @property
+    def moved_at(self) -> float:
+        """When anything last got on, or nothing was meant to, in seconds since 1970."""
+        return time.time() - (self._clock() - self._since)
+
     def __enter__(self) -> Self:
         self._loop = asyncio.get_running_loop()
         self._thread = threading.Thread(target=self._run, name="watchdog", daemon=True)

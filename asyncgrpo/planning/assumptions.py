@@ -102,8 +102,9 @@ NO_PACE: frozenset[str] = frozenset().union(
     _keys("checkpoint", "save_total_limit save_timeout"),
     _keys(
         "observe",
-        "metrics_host metrics_port metrics_token_env rollouts_keep_steps rollouts_max_gib write_timeout "
-        "stall_report_seconds log_level trackers project run_name tracker_timeout",
+        "metrics_host metrics_port metrics_token_env targets_dir rollouts_keep_steps rollouts_max_gib "
+        "write_timeout stall_report_seconds log_level log_format webhook_env trackers project run_name "
+        "tracker_timeout",
     ),
 )
 """Settings that change no pace by themselves. What is learned may: lengths change with the policy, unpredicted."""

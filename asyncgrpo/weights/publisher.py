@@ -125,8 +125,6 @@ class Publisher:
         """
         self.on_failed: Callable[[str, PublishError], None] | None = None
         """Called when a version does not reach an engine, which shall then leave. None: `load` raises it instead."""
-        self.on_paused: Callable[[str, int, float], None] = lambda engine, version, seconds: None
-        """Called when an engine was paused to load a version, for so many seconds, whether or not it has it now."""
         self._transport = transport
         self._seats = {engine.name: _Seat(engine) for engine in engines}
         self._incarnation = incarnation
@@ -259,7 +257,6 @@ class Publisher:
             raise PublishError(f"{what} failed: {error}") from error
         finally:
             seat.is_paused = False
-            self.on_paused(engine.name, named.version, time.monotonic() - started)
         seat.given = named
         return time.monotonic() - started
 

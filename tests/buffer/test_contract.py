@@ -255,6 +255,13 @@ def test_a_step_takes_p_distinct_groups_and_one_step_runs_at_a_time() -> None:
     with pytest.raises(ValueError, match="one step at a time"):
         core.take(groups[2:])
     assert core.slots_held == 4  # those in training hold theirs
+    assert core.slots_by_state() == {
+        "in_flight": 0,
+        "buffered": 2,
+        "training": 2,
+        "awaiting_publish": 0,
+        "free": 0,
+    }
 
 
 def test_versions_are_published_in_order_and_never_before_they_exist() -> None:
@@ -262,6 +269,7 @@ def test_versions_are_published_in_order_and_never_before_they_exist() -> None:
     for _ in range(3):
         finished(core, 0)
         step(core, publish=False)
+    assert core.slots_by_state()["awaiting_publish"] == 3
     assert core.slots_held == 3
     core.published(2)
     assert core.slots_held == 1

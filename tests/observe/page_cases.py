@@ -131,7 +131,7 @@ def write_spans(folder: RunFolder, steps: int, engines: int = 2) -> None:
         for number in range(engines):
             begun = at + 19 + 0.7 * number
             lines.append(
-                {"lane": f"engine-{number}", "state": "loading", "from": begun, "to": begun + 0.7, "version": step}
+                {"lane": f"engine-{number}", "state": "publishing", "from": begun, "to": begun + 0.7, "step": step}
             )
         for second in range(0, 20, 2):
             requests = {f"engine-{number}": max(0, 16 - second - 3 * number) for number in range(engines)}

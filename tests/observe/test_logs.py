@@ -1,4 +1,5 @@
 import asyncio
+import json
 import logging
 import re
 from pathlib import Path
@@ -6,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from asyncgrpo.errors import RunFolderError
-from asyncgrpo.observe.logs import log_context, log_tail, setup_logging
+from asyncgrpo.observe.logs import counted_logs, log_context, log_tail, setup_logging
 
 LOG = logging.getLogger("asyncgrpo.orchestrator")
 
@@ -66,3 +67,43 @@ def test_a_log_tail_is_the_last_lines(tmp_path: Path) -> None:
     assert log_tail(log, 3) == f"last lines of {log}:\n    (empty)"
     log.write_text("".join(f"line {i}\n" for i in range(100_000)) + "\n\n")
     assert log_tail(log, 2) == f"last lines of {log}:\n    line 99998\n    line 99999"
+
+
+def test_lines_are_counted_by_level_while_somebody_asks(tmp_path: Path) -> None:
+    seen: list[str] = []
+    with setup_logging(tmp_path / "log", "info"):
+        with counted_logs(seen.append):
+            for level in (logging.DEBUG, logging.INFO, logging.WARNING, logging.ERROR):
+                logging.getLogger("asyncgrpo.somewhere").log(level, "line")
+        logging.getLogger("asyncgrpo.somewhere").error("line")
+    assert seen == ["info", "warning", "error"]
+
+
+def test_lines_may_be_objects_of_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "log"
+    with setup_logging(path, "info", json_run="first"), log_context(step=3, version=2):
+        LOG.info("two\nlines of %s", "http://user:word@host/x")
+        try:
+            raise ValueError("http://user:word@host")
+        except ValueError:
+            LOG.exception("bad")
+    first, second = (json.loads(line) for line in path.read_text().splitlines())
+    assert first.pop("time").endswith("Z")
+    assert first == {
+        "level": "info",
+        "run": "first",
+        "step": 3,
+        "version": 2,
+        "logger": "asyncgrpo.orchestrator",
+        "message": "two\nlines of http://***@host/x",
+    }
+    assert (second["level"], second["message"]) == ("error", "bad")
+    assert second["traceback"].splitlines()[-1] == "ValueError: http://***@host"
+    assert "ERROR step=3 version=2 asyncgrpo.orchestrator: bad" in capsys.readouterr().err, "still lines to read"
+
+
+def test_without_a_step_json_says_so(tmp_path: Path) -> None:
+    with setup_logging(tmp_path / "log", json_run="first"):
+        LOG.info("start")
+    line = json.loads((tmp_path / "log").read_text())
+    assert (line["step"], line["version"]) == (None, None)

@@ -104,7 +104,7 @@ async def test_texts_of_a_run_are_never_markup(browser: str, folder: RunFolder) 
 async def test_samples_token_by_token(browser: str, folder: RunFolder) -> None:
     async with shown(browser, folder, "rollouts/step_000002/20") as (page, _):
         tokens = "[...document.querySelector('.sample .tokens').children]"
-        await page.until("document.querySelector('.sample .tokens')")
+        await page.until("document.querySelectorAll('.sample .tokens').length === 2")
         kinds = await page.ask(f"{tokens}.map((each) => each.classList[1])")
         assert kinds == ["stale-1"] * 4 + ["stale-0"] * 3
         await page.ask(f"{tokens}[5].dispatchEvent(new PointerEvent('pointerover', {{bubbles: true}}))")

@@ -283,5 +283,15 @@ def test_warnings_with_the_newest_first(reader: RunReader) -> None:
     assert hostile["text"].endswith(HOSTILE)
 
 
+def test_warnings_of_a_log_of_json(folder: RunFolder, reader: RunReader) -> None:
+    line = {"time": "2026-11-30T01:11:04.141Z", "level": "info", "run": "r", "step": None, "version": None}
+    failed = {**line, "logger": "asyncgrpo.launch", "message": "the run failed", "traceback": "Traceback …"}
+    warned = {**line, "level": "warning", "step": 3, "logger": "asyncgrpo.meter", "message": "late"}
+    folder.log_file.write_text("".join(json.dumps(each) + "\n" for each in (line | {"message": 1}, warned, failed)))
+    first, second = ask(reader, "warnings")["warnings"]
+    assert (first["level"], first["text"], first["step"]) == ("ERROR", "the run failed\nTraceback …", "-")
+    assert (second["level"], second["text"], second["step"]) == ("WARNING", "late", "3")
+
+
 def test_the_settings_are_the_file_s(folder: RunFolder, reader: RunReader) -> None:
     assert ask(reader, "config") == {"text": folder.config_file.read_text()}

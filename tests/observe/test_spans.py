@@ -49,16 +49,12 @@ async def test_states_become_spans_when_they_end(tmp_path: Path) -> None:
         account.enter("training")
         clock.now = 155.0001  # too short to be seen
         account.enter("waiting")
-    log.add("engine-0", "loading", 0.25, version=7)
+    log.add("engine-0", "publishing", 0.25, step=7)
     await run_for_a_moment(log)
-    (waiting, loading) = lines_of(path)
+    (waiting, publishing) = lines_of(path)
     assert (waiting["lane"], waiting["state"], waiting["step"]) == ("learner", "waiting", 7)
     assert waiting["to"] - waiting["from"] == pytest.approx(5.0, abs=0.002)
-    assert {name: loading[name] for name in ("lane", "state", "version")} == {
-        "lane": "engine-0",
-        "state": "loading",
-        "version": 7,
-    }
+    assert (publishing["lane"], publishing["state"], publishing["step"]) == ("engine-0", "publishing", 7)
 
 
 async def test_the_flow_is_sampled_and_what_is_left_is_written_at_the_end(tmp_path: Path) -> None:
@@ -76,10 +72,10 @@ async def test_a_full_file_is_put_aside(tmp_path: Path, monkeypatch: pytest.Monk
     for number in range(3):
         log = SpanLog(path, timeout=5.0)
         for _ in range(5):
-            log.add("engine-0", "loading", 1.0, version=number)
+            log.add("engine-0", "publishing", 1.0, step=number)
         await run_for_a_moment(log)
     assert not path.exists()
-    assert [line["version"] for line in lines_of(former(path))] == [2] * 5
+    assert [line["step"] for line in lines_of(former(path))] == [2] * 5
     assert os.listdir(tmp_path) == ["spans.1.jsonl"]
 
 

@@ -167,7 +167,7 @@ def test_every_tracker_of_the_configuration_is_there_and_counted() -> None:
         info={"run": "r"}, target_steps=1, slots=1, engines=[], rewards=[], learner=TimeAccount(("waiting", "training"))
     )
     for name in RunConfig.model_validate({"observe": {"trackers": list(TRACKERS)}}).observe.trackers:
-        metrics.tracker_steps_lost.labels(name).inc(0)
+        metrics.process.tracker_steps_lost.labels(name).inc(0)
 
 
 def test_tensorboard_has_each_step_once_also_after_a_rewind(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import time
 from collections.abc import Hashable
 from pathlib import Path
 from typing import Any
@@ -109,3 +110,12 @@ async def test_its_thread_looks_by_itself(tmp_path: Path) -> None:
     text = path.read_text()
     assert ": stuck\nand more\n\n" in text
     assert f"task {asyncio.current_task().get_name()}\n" in text  # type: ignore[union-attr]
+
+
+async def test_when_anything_last_moved(tmp_path: Path) -> None:
+    run = Run(tmp_path)
+    await run.look(0)
+    run.signs = 2
+    await run.look(100)
+    run.now = 160.0
+    assert time.time() - run.dog.moved_at == pytest.approx(60, abs=5)

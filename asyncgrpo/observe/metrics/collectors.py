@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
-from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 
+from asyncgrpo.observe.activity import OUTCOMES, EngineActivity
 from asyncgrpo.observe.timing import TimeAccount
 
-__all__ = ["StateSeconds", "TokenStaleness"]
+__all__ = ["EngineRequests", "EngineSeconds", "StateGauge", "StateSeconds", "TokenStaleness"]
 
 
 class StateSeconds:
@@ -24,6 +25,49 @@ class StateSeconds:
         family = CounterMetricFamily(self._name, self._meaning, labels=["state"])
         for state, seconds in self._account.seconds().items():
             family.add_metric([state], seconds)
+        yield family
+
+
+class EngineSeconds:
+    """The same of every engine."""
+
+    def __init__(self, name: str, meaning: str, engines: Mapping[str, EngineActivity]) -> None:
+        self._name, self._meaning, self._engines = name, meaning, engines
+
+    def collect(self) -> Iterator[Metric]:
+        family = CounterMetricFamily(self._name, self._meaning, labels=["engine", "state"])
+        for engine, activity in self._engines.items():
+            for state, seconds in activity.time.seconds().items():
+                family.add_metric([engine, state], seconds)
+        yield family
+
+
+class EngineRequests:
+    """A counter of requests by engine and outcome."""
+
+    def __init__(self, name: str, meaning: str, engines: Mapping[str, EngineActivity]) -> None:
+        self._name, self._meaning, self._engines = name, meaning, engines
+
+    def collect(self) -> Iterator[Metric]:
+        family = CounterMetricFamily(self._name, self._meaning, labels=["engine", "outcome"])
+        for engine, activity in self._engines.items():
+            for outcome in OUTCOMES:
+                family.add_metric([engine, outcome], activity.requests[outcome])
+        yield family
+
+
+class StateGauge:
+    """A gauge by state, read as a whole at scrape time, so that its values fit each other. `read` may be replaced."""
+
+    def __init__(self, name: str, meaning: str, states: Sequence[str]) -> None:
+        self._name, self._meaning, self._states = name, meaning, states
+        self.read: Callable[[], Mapping[str, float]] = dict
+
+    def collect(self) -> Iterator[Metric]:
+        family = GaugeMetricFamily(self._name, self._meaning, labels=["state"])
+        values = self.read()
+        for state in self._states:
+            family.add_metric([state], values.get(state, 0.0))
         yield family
 
 

@@ -66,18 +66,32 @@ def warnings_of(folder: RunFolder) -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = []
     entry: dict[str, Any] | None = None
     for line in _text(folder.log_file, LOG_BYTES).splitlines():
-        match = _LINE.fullmatch(line)
-        if match is None:
+        said = _said(line)
+        if said is None:
             if entry is not None and len(entry["text"]) < MOST_CHARACTERS:  # more of a traceback, or of a long message
                 entry["text"] += f"\n{line}"
             continue
         entry = None
-        if match["level"] in ("WARNING", "ERROR", "CRITICAL") or match["text"].startswith(_FAILED):
-            entry = {**match.groupdict(), "times": 1}
-            if entry["text"].startswith(_FAILED):
+        if said["level"] in ("WARNING", "ERROR", "CRITICAL") or said["text"].startswith(_FAILED):
+            entry = {**said, "times": 1}
+            if said["text"].startswith(_FAILED):
                 entry["level"] = "ERROR"
             found.append(entry)
     return _without_repeats(found)[-MOST_WARNINGS:][::-1]
+
+
+def _said(line: str) -> dict[str, Any] | None:
+    """A line of the log, as text or as JSON; None: it goes on from the one before."""
+    if match := _LINE.fullmatch(line):
+        return match.groupdict()
+    try:
+        fields = json.loads(line)
+        step = "-" if fields["step"] is None else str(fields["step"])
+        text = "\n".join(filter(None, (fields["message"], fields.get("traceback"))))
+        level = fields["level"].upper()
+        return {"time": fields["time"], "level": level, "step": step, "logger": fields["logger"], "text": text}
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return None
 
 
 def _without_repeats(found: list[dict[str, Any]]) -> list[dict[str, Any]]:

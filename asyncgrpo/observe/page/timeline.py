@@ -99,7 +99,7 @@ class Timeline:
             else:
                 state = self._states.setdefault(str(entry["state"]), len(self._states))
                 lane = self._lanes.setdefault(str(entry["lane"]), _Lane())
-                number = int(entry.get("step", entry.get("version", -1)))
+                number = int(entry.get("step", -1))
                 lane.add(float(entry["from"]), float(entry["to"]), state, number)
         except (ValueError, KeyError, TypeError, OverflowError):  # half a line, by a kill: its span is not shown
             return

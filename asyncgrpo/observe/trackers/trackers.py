@@ -64,7 +64,7 @@ class Trackers:
                 about,
                 timeout=observe.tracker_timeout,
                 note=progress.note,
-                lost=metrics.tracker_steps_lost.labels(name).inc,
+                lost=metrics.process.tracker_steps_lost.labels(name).inc,
             )
             for name in dict.fromkeys(observe.trackers)
         ]

@@ -8,7 +8,7 @@
   const LABEL = { wide: 96, narrow: 66 };
   const SAID = {
     training: "training", waiting: "waiting for groups", snapshot: "writing a snapshot", checkpoint: "saving a checkpoint",
-    paused: "paused by a guard", busy: "groups in flight", idle: "no group in flight", loading: "paused, loads a version", away: "gets no work",
+    paused: "paused by a guard", busy: "at work", idle: "nothing to do", publishing: "paused to load a version", away: "gets no work", starting: "starting",
   };
   let view = null; // {data, range, follows, nodes}
 
@@ -120,8 +120,9 @@
     const top = row * ROW + (ROW - BAR) / 2;
     const name = svg("text", { class: "axis lane", x: 0, y: top + BAR / 2 + 4 }, lane.name);
     const inside = svg("g", { "clip-path": "url(#lanes-clip)" });
-    inside.append(...intensity(lane, top, x));
-    inside.append(...(lane.spans ? spans(lane, top, x, label) : slots(lane, top, x)));
+    const drawn = lane.spans ? spans(lane, top, x, label) : slots(lane, top, x);
+    const isUnder = (node) => node.classList.contains("busy"); // how busy it was is drawn over it
+    inside.append(...drawn.filter(isUnder), ...intensity(lane, top, x), ...drawn.filter((node) => !isUnder(node)));
     return svg("g", {}, name, inside);
   }
 
@@ -150,12 +151,12 @@
       const [a, b] = [x(start), Math.max(x(end), x(start) + 1.2)];
       byState.set(name, (byState.get(name) || "") + `M${a.toFixed(1)} ${top}H${b.toFixed(1)}V${top + BAR}H${a.toFixed(1)}Z`);
       const [left, right] = [Math.max(a, label), b];
-      const texts = number < 0 ? [] : name === "training" ? [`step ${number}`, `${number}`] : name === "loading" ? [`v${number}`] : [];
+      const texts = number < 0 ? [] : name === "training" ? [`step ${number}`, `${number}`] : name === "publishing" ? [`v${number}`] : [];
       const text = texts.find((each) => right - left > 8 + 6.6 * each.length);
       if (text) words.push(svg("text", { class: `inside ${name}`, x: (left + right) / 2, y: top + BAR / 2 + 4 }, text));
     }
     const now = ongoing(lane, top, x);
-    return [...[...byState].map(([name, d]) => svg("path", { d, class: "span", "--c": `var(--state-${name})` })), ...now, ...words];
+    return [...[...byState].map(([name, d]) => svg("path", { d, class: `span ${name}`, "--c": `var(--state-${name})` })), ...now, ...words];
   }
   // What the learner is in the middle of: it becomes a span only when it ends.
   function ongoing(lane, top, x) {
@@ -170,7 +171,7 @@
     const width = view.data.to - view.data.from;
     const edges = Array.from({ length: count + 1 }, (_, i) => (i / count) * width);
     const paths = page.stackPaths(edges, names.map((name) => lane.shares[name]), x, (share) => top + BAR - share * BAR);
-    return names.map((name, i) => svg("path", { d: paths[i], class: "span", "--c": `var(--state-${name})` }));
+    return names.map((name, i) => svg("path", { d: paths[i], class: `span ${name}`, "--c": `var(--state-${name})` }));
   }
 
   function drawLegend(legend) {
@@ -207,7 +208,7 @@
     const index = data.flow.at.findLastIndex((time) => time <= at);
     const requests = open && index >= 0 && page.isNumber(open[index]) ? `, ${open[index]} open requests` : "";
     const span = lane.spans && lane.spans.find(([start, end]) => start <= at && at < end);
-    const number = span && span[3] >= 0 ? (data.states[span[2]] === "loading" ? ` ${span[3]}` : `, step ${span[3]}`) : "";
+    const number = span && span[3] >= 0 ? (data.states[span[2]] === "publishing" ? ` ${span[3]}` : `, step ${span[3]}`) : "";
     const doing = span ? `${SAID[data.states[span[2]]] || data.states[span[2]]}${number}, ${page.duration(span[1] - span[0])}` : lane.shares ? "many spans: zoom in" : open ? "serving" : "";
     nodes.said.textContent = `${when}  ${lane.name}: ${doing}${requests}`;
   }
