@@ -109,7 +109,7 @@
   function clockOf(data, seconds, width) {
     const total = data.from - data.bounds[0] + seconds;
     if (width < 10) return `${Number(total.toFixed(2))} s`;
-    if (total < 120) return `${Math.round(total)} s`;
+    if (data.to - data.bounds[0] < 120) return `${Math.round(total)} s`;
     const whole = Math.round(total);
     const minutes = Math.floor(whole / 60);
     const rest = String(whole % 60).padStart(2, "0");
