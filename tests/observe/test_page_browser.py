@@ -18,7 +18,7 @@ from asyncgrpo.observe.run_folder import RunFolder
 from asyncgrpo.observe.server import MetricsServer
 from asyncgrpo.testing.tiny import make_tokenizer
 
-pytestmark = pytest.mark.skipif(find_chromium() is None and "CI" not in os.environ, reason=MISSING)
+pytestmark = pytest.mark.skipif(find_chromium() is None and "ASYNCGRPO_CI" not in os.environ, reason=MISSING)
 
 VIEWS = ("curves", "timeline", "rollouts", "numbers", "settings", "warnings")
 QUIET = "(document.querySelector('#problem').hidden)"
@@ -80,7 +80,7 @@ async def test_curves_say_what_was_recorded(browser: str, folder: RunFolder) -> 
         for _ in range(3):
             await page.press("ArrowRight")
         staleness = await page.until(f"{legend.format(1)}.endsWith('step 3') && {legend.format(1)}")
-        assert staleness.startswith("0 5")  # a share of the tokens
+        assert staleness.startswith("0 versions 5")  # a share of the tokens
         # Hide a line by its name.
         before = await page.ask(
             "document.querySelector('figure path.line').parentNode.querySelectorAll('path.line').length"

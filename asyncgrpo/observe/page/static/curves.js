@@ -82,7 +82,7 @@
     const MOST = 6;
     const byLabel = new Map();
     for (const [value, tokens] of found) {
-      const label = value < MOST ? String(value) : `${MOST} and more`;
+      const label = value < MOST ? `${value} version${value === 1 ? "" : "s"}` : `${MOST} and more`;
       const before = byLabel.get(label);
       byLabel.set(label, before ? before.map((sum, i) => (sum || 0) + (tokens[i] || 0)) : tokens);
     }

@@ -46,6 +46,7 @@
 
   function fillRows(node, numbers) {
     const body = node.querySelector("tbody");
+    const focused = body.contains(document.activeElement) ? document.activeElement.textContent : null;
     const open = new Map([...body.querySelectorAll("tr.drawn")].map((row) => [row.dataset.name, row]));
     body.replaceChildren(...numbers.flatMap((each) => {
       const row = el("tr", {}, el("th", { scope: "row" }, page.button(breakable(each.name), () => toggle(row, each), { class: "link", "aria-expanded": open.has(each.name) })),
@@ -53,6 +54,8 @@
       return open.has(each.name) ? [row, open.get(each.name)] : [row];
     }));
     hide(node, node.querySelector("input[type=search]").value);
+    const again = focused && [...body.querySelectorAll("button.link")].find((button) => button.textContent === focused);
+    if (again) again.focus();
   }
 
   // A long name may be broken where its parts end.

@@ -24,8 +24,9 @@
         return;
       }
       const wanted = of || view.of || newestStep(view.recorded) || files[0];
-      pick(files, wanted);
-      if (wanted !== view.of || of === undefined) await showFile(wanted);
+      // What somebody is using, or reading, is not replaced because the run has gone on.
+      if (wanted !== view.of || !view.picker.contains(document.activeElement)) pick(files, wanted);
+      if (wanted !== view.of) await showFile(wanted);
       const known = view.groups.map((each) => String(each.group));
       const chosen = group !== undefined && group !== "" ? group : known.includes(view.group) ? view.group : known[0];
       if (chosen !== undefined && (chosen !== view.group || isNew)) await showGroup(wanted, chosen);
