@@ -41,3 +41,8 @@ def test_lines_longer_than_a_chunk(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     path = tmp_path / "lines"
     path.write_bytes(b"0123456789\nab\ncd\nefghijk")
     assert read_all(LineTail(path)) == b"0123456789\nab\ncd\n"
+
+
+def test_pauses_lose_no_line() -> None:
+    lines = [b"%d\n" % number for number in range(3 * tail.LINES_AT_ONCE + 1)]
+    assert list(tail.with_pauses(lines)) == lines

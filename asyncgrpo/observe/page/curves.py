@@ -12,7 +12,7 @@ import numpy as np
 from asyncgrpo.errors import RunFolderError
 from asyncgrpo.observe.evaluations import read_evaluations
 from asyncgrpo.observe.metrics import STEP_FIELDS
-from asyncgrpo.observe.page.tail import LineTail
+from asyncgrpo.observe.page.tail import LineTail, with_pauses
 from asyncgrpo.observe.page.thinning import Thinned
 from asyncgrpo.observe.run_folder import RunFolder
 
@@ -66,7 +66,7 @@ class Curves:
         if self._tail.has_changed():
             self._begin()
         while lines := self._tail.read():
-            records = [record for line in lines if (record := self._record(line)) is not None]
+            records = [record for line in with_pauses(lines) if (record := self._record(line)) is not None]
             if records:
                 self.first = self.first or records[0]
                 self.newest = records[-1]

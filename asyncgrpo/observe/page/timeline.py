@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from asyncgrpo.observe.page.tail import LineTail
+from asyncgrpo.observe.page.tail import LineTail, with_pauses
 from asyncgrpo.observe.page.thinning import plain
 from asyncgrpo.observe.run_folder import RunFolder
 from asyncgrpo.observe.spans import former
@@ -70,7 +70,7 @@ class Timeline:
         if self._tail.has_changed():  # it was put aside, as a full one
             self._begin()
         while lines := self._former.read() or self._tail.read():
-            for line in lines:
+            for line in with_pauses(lines):
                 self._take(line)
 
     def window(self, start: float | None = None, end: float | None = None) -> dict[str, Any]:
