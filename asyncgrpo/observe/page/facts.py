@@ -32,13 +32,7 @@ def state_of(folder: RunFolder, steps: int) -> dict[str, Any]:
     newest = max(filter(None, (_changed(folder.metrics_file), _changed(folder.spans_file))), default=None)
     summary = _summary(folder)
     target = target_steps(folder, summary)
-    summed_up = _changed(folder.summary_json)
-    if (
-        summary is not None
-        and summed_up is not None
-        and summary.get("steps") == steps
-        and not _is_newer(newest, summed_up)
-    ):
+    if summary is not None and summary.get("steps") == steps and _is_of_this_start(folder, summary, newest, target):
         state = "finished" if steps == summary.get("target_steps") else "interrupted"
     elif newest is not None and time.time() - newest < SILENT_SECONDS:
         state = "running"
@@ -104,9 +98,12 @@ def _without_repeats(found: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return kept
 
 
-def _is_newer(newest: float | None, summed_up: float) -> bool:
-    """Something was written well after the summary: the run was resumed."""
-    return newest is not None and newest > summed_up + SILENT_SECONDS / 2
+def _is_of_this_start(folder: RunFolder, summary: Mapping[str, Any], newest: float | None, target: int | None) -> bool:
+    """The run has all the steps it was to have, or nothing was written well after the summary: it was not resumed."""
+    if summary["steps"] == summary.get("target_steps") and target in (None, summary["steps"]):
+        return True  # however its files were copied since
+    summed_up = _changed(folder.summary_json)
+    return newest is None or (summed_up is not None and newest <= summed_up + SILENT_SECONDS / 2)
 
 
 def _summary(folder: RunFolder) -> Mapping[str, Any] | None:

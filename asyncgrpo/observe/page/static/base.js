@@ -28,7 +28,7 @@ window.page = {};
     if (size === 0) return "0";
     if (size >= 1e9) return trimmed(value / 1e9) + "G";
     if (size >= 1e6) return trimmed(value / 1e6) + "M";
-    if (size >= 1e5) return trimmed(value / 1e3) + "k";
+    if (size >= 1e4) return trimmed(value / 1e3) + "k";
     if (size < 1e-3) return value.toExponential(1).replace("e-", "e−").replace(/^-/, "−");
     return trimmed(value);
   };

@@ -113,6 +113,7 @@
     const whole = Math.round(total);
     const minutes = Math.floor(whole / 60);
     const rest = String(whole % 60).padStart(2, "0");
+    if (width > 7200) return `${Math.floor(minutes / 60)} h ${String(minutes % 60).padStart(2, "0")}`;
     return minutes < 60 ? `${minutes}:${rest}` : `${Math.floor(minutes / 60)}:${String(minutes % 60).padStart(2, "0")}:${rest}`;
   }
 
