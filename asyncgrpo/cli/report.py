@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from asyncgrpo.errors import ConfigError
+from asyncgrpo.errors import ConfigError, RunFolderError
 
 SAMPLES = 200
 
@@ -33,7 +33,7 @@ def add(commands: Any) -> None:
 def run(arguments: argparse.Namespace, overrides: Sequence[str]) -> int:
     """Write it. Raises ConfigError, RunFolderError."""
     from asyncgrpo.cli.view import refuse
-    from asyncgrpo.observe.files import write_error, write_text
+    from asyncgrpo.observe.files import write_text
     from asyncgrpo.observe.page.reader import RunReader
     from asyncgrpo.observe.page.report import report_of
     from asyncgrpo.observe.run_folder import check_holds_run
@@ -46,7 +46,7 @@ def run(arguments: argparse.Namespace, overrides: Sequence[str]) -> int:
     try:
         text = report_of(RunReader(folder), arguments.samples)
     except OSError as error:
-        raise write_error(folder.path, error) from error
+        raise RunFolderError(f"cannot read {error.filename or folder.path}: {error.strerror or error}") from error
     write_text(file, text)
     print(f"{file}: {len(text.encode()) / 2**20:.1f} MiB")
     return 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import os
 import secrets
 import webbrowser
 from collections.abc import Sequence
@@ -67,11 +68,10 @@ async def _serve(folder: Any, arguments: argparse.Namespace) -> None:
 
 def _token() -> str:
     """Of the environment, or a new one."""
-    import os
-
     from asyncgrpo.config.secrets import secret_of
 
-    return secret_of(TOKEN_VARIABLE, "--host") or "" if os.environ.get(TOKEN_VARIABLE) else secrets.token_urlsafe(24)
+    given = secret_of(TOKEN_VARIABLE, "--host") if os.environ.get(TOKEN_VARIABLE) else None
+    return given or secrets.token_urlsafe(24)
 
 
 def refuse(overrides: Sequence[str], command: str) -> None:

@@ -76,6 +76,13 @@ def test_a_report_is_one_file(run: Path, capsys: pytest.CaptureFixture[str]) -> 
     assert re.search(r"Content-Security-Policy\" content=\"default-src 'none'; style-src 'sha256-", html)
 
 
+def test_a_folder_that_cannot_be_read_is_named(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (run / "metrics.jsonl").unlink()
+    (run / "metrics.jsonl").mkdir()
+    assert main(["report", str(run)]) == 2
+    assert capsys.readouterr().err == f"error: cannot read {run}/metrics.jsonl: Is a directory\n"
+
+
 def test_few_files_are_spread_over_all() -> None:
     names = [str(number) for number in range(9)]
     assert list(_spread(names))[:5] == ["8", "0", "4", "6", "2"]
