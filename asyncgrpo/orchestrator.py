@@ -21,6 +21,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -99,6 +100,9 @@ class Orchestrator:
         self.notes = RunNotes(session.job.total_steps, session.metrics.flow.reward_failed)
         self.guards = Guards(config.guards)
         session.metrics.flow.watch_slots(self.buffer.contract.slots_by_state)
+        session.spans.watch(session.learner_time, "learner")
+        session.spans.watch(session.generation_time, "generation")
+        session.spans.levels = self._levels
         parts = RunParts(self.books, self.buffer, self.batches.replay, self.reuse)
         if saved is not None:
             restore(parts, saved, allow_changed=config.run.allow_changes)
@@ -112,7 +116,9 @@ class Orchestrator:
 
     async def run(self) -> None:
         """`train`, and watch learner and engines meanwhile."""
-        await run_until(self.train(), self.session.learner.watch(), self.session.supervisor.run())
+        await run_until(
+            self.train(), self.session.learner.watch(), self.session.supervisor.run(), self.session.spans.run()
+        )
 
     async def train(self) -> None:
         """Train until the last step, or until `stop` is set. Raises the first error of any part."""
@@ -298,6 +304,18 @@ class Orchestrator:
         record = step_record(step, groups, batch.version, report, measures, flow)
         await self.log.step(record, groups, batch, report, untrained, needed_from=self.checkpoints.needed_from)
         return record
+
+    def _levels(self) -> dict[str, Any]:
+        """How the flow stands: a line of `observe.spans`."""
+        contract, pool = self.buffer.contract, self.session.pool
+        serving = set(pool.serving)
+        return {
+            "learner": self.session.learner_time.state,
+            "in_flight": contract.in_flight,
+            "buffered": contract.buffered,
+            "slots_held": contract.slots_held,
+            "requests": {client.name: client.open_requests for client in pool.clients if client.name in serving},
+        }
 
     def _describe(self) -> str:
         contract = self.buffer.contract

@@ -51,11 +51,11 @@ class Training:
 
     async def run(self) -> None:
         """Train until the last step, or until `stop` is set. Raises the first error of any part."""
-        metrics = self._session.metrics.process
+        session, metrics = self._session, self._session.metrics.process
         with self._watchdog() as watchdog:
             metrics.watch_progress(lambda: watchdog.moved_at)
             delay = measure_loop_delay(metrics.loop_delay.observe)
-            await run_until(self._rounds(), self._session.supervisor.run(), delay)
+            await run_until(self._rounds(), session.supervisor.run(), delay, session.spans.run())
 
     def _watchdog(self) -> Watchdog:
         session, config = self._session, self._session.job.config

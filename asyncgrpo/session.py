@@ -30,10 +30,13 @@ from asyncgrpo.observe.discovery import scrape_targets, targets_file
 from asyncgrpo.observe.engines import EngineNews
 from asyncgrpo.observe.logs import counted_logs
 from asyncgrpo.observe.metrics import GENERATION_STATES, LEARNER_STATES, EvaluationMetrics, RunMetrics, run_info
+from asyncgrpo.observe.page.handlers import PageHandlers
+from asyncgrpo.observe.page.reader import RunReader
 from asyncgrpo.observe.progress import Progress
 from asyncgrpo.observe.recorder import Recorder
 from asyncgrpo.observe.run_folder import RunFolder
 from asyncgrpo.observe.server import MetricsServer
+from asyncgrpo.observe.spans import SpanLog
 from asyncgrpo.observe.timing import TimeAccount
 from asyncgrpo.observe.trackers import Trackers
 from asyncgrpo.preflight import Job
@@ -65,6 +68,7 @@ class Session:
     progress: Progress
     learner_time: TimeAccount
     generation_time: TimeAccount
+    spans: SpanLog
     trackers: Trackers = field(default_factory=Trackers)
 
     def adopt_incarnation(self) -> None:
@@ -99,6 +103,9 @@ async def open_session(
         learner_time, generation_time = TimeAccount(LEARNER_STATES), TimeAccount(GENERATION_STATES)
         metrics = _metrics(job, folder, clients, learner_time, generation_time)
         stack.enter_context(counted_logs(lambda level: metrics.process.log_messages.labels(level).inc()))
+        spans = SpanLog(folder.spans_file, timeout=config.observe.write_timeout)
+        for engine, activity in metrics.engines.activity.items():
+            spans.watch(activity.time, engine)
         trackers = Trackers.of(config, folder, metrics, progress)
         stack.push_async_callback(trackers.close)
         server = await stack.enter_async_context(
@@ -107,15 +114,16 @@ async def open_session(
                 config.observe.metrics_host,
                 config.observe.metrics_port,
                 secret_of(config.observe.metrics_token_env, "observe.metrics_token_env"),
+                _page(job, folder),
             )
         )
         if server.is_open:
             progress.note(
-                f"note: anybody who reaches {config.observe.metrics_host} can read /metrics; "
-                "observe.metrics_token_env makes it want a token"
+                f"note: anybody who reaches {config.observe.metrics_host} can read /metrics, and there is no page; "
+                "observe.metrics_token_env makes both want a token"
             )
         if server.url is not None:
-            progress.note(f"metrics at {server.url}/metrics, logs in {folder.logs_dir}")
+            progress.note(f"page at {server.url}/, metrics at {server.url}/metrics, logs in {folder.logs_dir}")
         name = config.observe.run_name or folder.path.name
         targets = scrape_targets(name, server.url, [(client.name, client.url) for client in clients])
         stack.enter_context(targets_file(config.observe.targets_dir, name, targets))
@@ -149,8 +157,14 @@ async def open_session(
             progress=progress,
             learner_time=learner_time,
             generation_time=generation_time,
+            spans=spans,
             trackers=trackers,
         )
+
+
+def _page(job: Job, folder: RunFolder) -> PageHandlers:
+    tokenizer = getattr(job.tokenizer, "backend_tokenizer", None)  # a slow one has none: tokens are shown by their ids
+    return PageHandlers(RunReader(folder, tokenizer), job.config.observe.write_timeout)
 
 
 def _addresses(specs: Sequence[EngineSpec], urls: Sequence[str]) -> list[tuple[str, str]]:

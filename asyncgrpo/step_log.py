@@ -69,7 +69,9 @@ class StepLog:
             news.append_to(self._session.folder.ledger_file)
             if self._config.save_rollouts:
                 advantages = batch.advantages[:fresh]
-                file = self._session.recorder.write_rollouts(step, version, groups, advantages, untrained)
+                file = self._session.recorder.write_rollouts(
+                    step, version, groups, advantages, untrained, report.proximal_logprobs
+                )
                 self._retention.written(file, step, needed_from=needed_from)
             if report.skipped:
                 self._keep_skipped(step, batch, report)

@@ -338,6 +338,9 @@ class StepReport:
     seconds: Mapping[str, float]
     """Wall-clock by part: `proximal`, `forward_backward`, `optimiser`, `total`."""
     skipped: tuple[SkippedUpdate, ...] = ()
+    proximal_logprobs: np.ndarray | None = field(default=None, compare=False, repr=False)
+    """Of every completion token of the batch, in its order, as the proximal policy has them; NaN of those that were not
+    trained. float32. None: the objective computes none (`objective.proximal_anchor`)."""
 
     @property
     def updates_skipped(self) -> int:

@@ -1,6 +1,7 @@
 """Whole runs that swap adapters in their engines: no pause, one version per completion, engines that come and go."""
 
 import asyncio
+import os
 import signal
 from pathlib import Path
 from typing import Any
@@ -8,8 +9,10 @@ from typing import Any
 import pytest
 from run_cases import LONG, Run, children, lengths, make_job, opened, rows, run_config, staleness
 from test_run_engines import check_nothing_was_counted_twice, reached, server_at
+from test_run_recovery import PROCESS, Beside, kill_rank
+from test_run_resume import FailsAt, check_history, train
 
-from asyncgrpo.errors import ConfigError
+from asyncgrpo.errors import ConfigError, RewardError
 from asyncgrpo.generation.request import LOAD_ADAPTER, UNLOAD_ADAPTER
 from asyncgrpo.testing.fake_adapters import AdapterLimits
 from asyncgrpo.testing.fake_engine import FakeEngine
@@ -116,3 +119,23 @@ async def test_what_cannot_be_swapped_is_refused_before_anything_starts(tiny_mod
         with pytest.raises(ConfigError, match="runs with --enable-lora False, and the run needs it"):
             async with opened(make_job(run_config(tiny_model, tmp_path, [engine.url], **LORA))):
                 pass
+
+
+def test_a_run_that_goes_back_names_its_adapters_anew(tiny_model: Path, tmp_path: Path) -> None:
+    """Versions trained again after the learner was killed are other adapters: an engine never takes one for the one
+    before, and none of its tokens is trained. The model is that of the recorded rollouts."""
+    outcome = train(
+        tiny_model, tmp_path, on_start=Beside(tmp_path, (3, kill_rank)), starts_engine=True, learner=PROCESS,
+        training={"max_steps": 8}, checkpoint={"save_steps": 1}, **LORA,
+    )  # fmt: skip
+    assert (outcome.steps, outcome.interrupted) == (8, False)
+    assert check_history(tmp_path, 8).incarnation.endswith(".1")
+    assert all(len(set(row["versions"])) == 1 for row in Run(tmp_path).trained)
+    assert os.listdir(tmp_path / "shm") == []
+
+
+def test_a_run_that_was_stopped_goes_on_with_the_adapters_of_its_checkpoint(tiny_model: Path, tmp_path: Path) -> None:
+    with pytest.raises(RewardError):
+        train(tiny_model, tmp_path, reward=FailsAt(9), starts_engine=True, **LORA)
+    assert train(tiny_model, tmp_path, starts_engine=True, **LORA).steps == 6
+    check_history(tmp_path, 6)

@@ -11,13 +11,13 @@ import sys
 from collections.abc import Sequence
 from importlib.metadata import version
 
-from asyncgrpo.cli import chat, config, doctor, evaluate, generate, merge, plan, replay, rollouts, train
+from asyncgrpo.cli import chat, config, doctor, evaluate, generate, merge, plan, replay, report, rollouts, train, view
 from asyncgrpo.config.secrets import masked
 from asyncgrpo.errors import AsyncGRPOError
 from asyncgrpo.observe.visible import visible
 
 _OPTIONS = {"-h", "--help", "--version", "--quick", "--json", "--steps", "--resume", "--from-trl", *rollouts.OPTIONS}
-_OPTIONS |= {"--step", "--out", "--dtype", "--prompt", "--rows", "--n"}
+_OPTIONS |= {"--step", "--out", "--dtype", "--prompt", "--rows", "--n", "--port", "--host", "--open", "--samples"}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -49,7 +49,7 @@ def build_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"asyncgrpo {version('asyncgrpo')}")
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
-    for command in (train, config, doctor, plan, replay, evaluate, rollouts, merge, generate, chat):
+    for command in (train, config, doctor, plan, replay, evaluate, rollouts, view, report, merge, generate, chat):
         command.add(commands)
     return parser
 

@@ -284,11 +284,11 @@ class CheckpointSection(Section):
 
 class ObserveSection(Section):
     metrics_host: str = "127.0.0.1"
-    """Address of /metrics. Others than this machine's own can read what is served at any other."""
+    """Address of /metrics and of the page. Elsewhere than on loopback, others can read what is served there."""
     metrics_token_env: str | None = None
-    """Environment variable with the token that /metrics then wants, as `Authorization: Bearer TOKEN`."""
+    """Environment variable with the token that both then want, as a bearer's or once as `/?token=TOKEN`."""
     metrics_port: Annotated[int, Field(ge=-1, le=65535)] = 0
-    """Port of /metrics. 0 picks a free one, -1 turns it off."""
+    """Port of both. 0 picks a free one, -1 turns them off."""
     targets_dir: str | None = None
     """Folder for a file by which Prometheus finds the run and its engines, while it lives. Absent: none is written."""
     save_rollouts: bool = True

@@ -2,7 +2,7 @@
 
 `contract` is what users write, `player` the one loop that plays it, `joining` how its words become tokens without
 encoding any token anew, `tools` and `parsers` make an environment of functions, `building` checks all that before a run
-starts, and `calling` is how code of users is called.
+starts, `calling` is how code of users is called, and `messages` what it may say.
 """
 
 from asyncgrpo.environments.building import Source, build_player

@@ -40,6 +40,6 @@ class Caller:
         try:
             return await self._limit.call(functools.partial(function, **arguments), then)
         except Late as error:
-            raise CallFailed(f"{self._late}{error}") from error
+            raise CallFailed(self._late, str(error)) from error
         except Exception as error:  # the boundary to user code, which may raise anything
             raise CallFailed(f"{type(error).__name__}: {said(error)}", raised_in(function, error)) from error

@@ -30,12 +30,12 @@ import numpy as np
 from asyncgrpo.environments.calling import Caller, CallFailed
 from asyncgrpo.environments.contract import Answer, Turn
 from asyncgrpo.environments.joining import Join
+from asyncgrpo.environments.messages import characters_in, checked
 from asyncgrpo.environments.tools import ToolEnvironment
 from asyncgrpo.environments.trajectory import Trajectory
 from asyncgrpo.errors import DataError, EnvironmentFailure
 from asyncgrpo.types import Ask, FinishReason, Message, Played, Prompt, PromptText
 from asyncgrpo.user_code.arguments import accepted
-from asyncgrpo.user_code.in_json import json_fault
 from asyncgrpo.user_code.texts import brief
 
 logger = logging.getLogger(__name__)
@@ -111,8 +111,8 @@ class _Stage:
     def _open(self, opening: PromptText) -> None:
         most = self._player.limits.max_prompt
         with self._blamed("reset"):
-            opening = _checked(opening)
-            count = _characters(opening)
+            opening = checked(opening)
+            count = characters_in(opening)
             if most is not None and count > CHARACTERS_PER_TOKEN * most:
                 raise ValueError(f"made a prompt of {count} characters and more; data.max_prompt_length is {most}")
             text = self._prompt.opened(opening)
@@ -147,7 +147,7 @@ class _Stage:
             if self._turn == limits.max_turns:
                 return "length"
             room = limits.max_tokens - len(trajectory)
-            if _characters(turn.messages) > CHARACTERS_PER_TOKEN * room:
+            if characters_in(turn.messages) > CHARACTERS_PER_TOKEN * room:
                 return "length"
             with self._blamed("step"):
                 given = self._join.given(turn.messages, int(answer.token_ids[-1]))
@@ -163,7 +163,7 @@ class _Stage:
             raise self._failure("step", f"returned {brief(turn)}, expected an asyncgrpo.environments.Turn")
         if not (turn.done or answer.is_cut):
             with self._blamed("step"):
-                turn = replace(turn, messages=_checked(turn.messages))
+                turn = replace(turn, messages=checked(turn.messages))
             if not turn.messages:
                 raise self._failure("step", "returned neither messages nor done=True: the model has nothing to answer")
         if turn.reward is not None:
@@ -175,7 +175,7 @@ class _Stage:
         if turn.answer is None or isinstance(self._environment, ToolEnvironment):  # ours
             return turn.answer
         with self._blamed("step"):
-            return _checked([turn.answer])[0]  # type: ignore[return-value]
+            return checked([turn.answer])[0]  # type: ignore[return-value]
 
     async def _reward(self) -> float | None:
         get_reward = getattr(_behind(self._environment), "get_reward", None)
@@ -238,21 +238,3 @@ class _Stage:
 def _behind(environment: Any) -> Any:
     """The user's own object, of which tools may be methods."""
     return environment.state if isinstance(environment, ToolEnvironment) else environment
-
-
-def _characters(said: PromptText) -> int:
-    return len(said) if isinstance(said, str) else sum(len(str(message["content"])) for message in said)
-
-
-def _checked(messages: Any) -> str | list[Message]:
-    """Text as it is. Raises ValueError for what are no chat messages either."""
-    if isinstance(messages, str):
-        return messages
-    if not isinstance(messages, list | tuple):
-        raise ValueError(f"gave {brief(messages)}, expected chat messages, or text")
-    for message in messages:
-        if not (isinstance(message, Mapping) and isinstance(message.get("role"), str) and "content" in message):
-            raise ValueError(f"gave {brief(message)}, which is no message with a role and a content")
-        if fault := json_fault(dict(message)):
-            raise ValueError(f"gave a message of the role {message['role']!r} that has {fault}")
-    return [dict(message) for message in messages]

@@ -13,7 +13,7 @@ every pass sees the same minibatches in the same order.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -46,6 +46,8 @@ class Shard:
     """Weight of each trained token of a sample in the loss of its minibatch, which is the sum over all ranks."""
     sizes: tuple[Sizes, ...]
     """One per minibatch, the same on every rank."""
+    places: np.ndarray = field(default_factory=lambda: np.empty(0, dtype=np.int64))  # [S]
+    """Of its samples among those of the whole batch. A rank is not told."""
 
     def members(self, minibatch: int) -> np.ndarray:
         """Indices of this rank's samples of a minibatch; at least one if any rank trains a token of it."""
@@ -153,6 +155,18 @@ def select(batch: Batch, samples: np.ndarray) -> Batch:
     )
 
 
+def gathered(batch: Batch, parts: Sequence[Shard], values: Sequence[np.ndarray | None]) -> np.ndarray | None:
+    """What ranks say of their shards' completion tokens, in the order of the whole batch; NaN where all do. None if one
+    of them says nothing."""
+    found = np.full(len(batch.completion_tokens), np.nan, dtype=np.float32)
+    for part, said in zip(parts, values, strict=True):
+        if said is None:
+            return None
+        places, known = _ragged_indices(batch.completion_lengths, part.places), ~np.isnan(said)
+        found[places[known]] = said[known]
+    return found
+
+
 def tokens_per_sample(batch: Batch) -> np.ndarray:
     """Trained tokens of each sample, [S] int64."""
     ends = np.concatenate([[0], np.cumsum(batch.loss_mask)])
@@ -181,6 +195,7 @@ def _part(whole: Shard, members: np.ndarray) -> Shard:
         minibatch_of_sample=minibatch_S[chosen],
         token_weights=np.where(is_member, whole.token_weights[chosen], 0.0),
         sizes=whole.sizes,
+        places=chosen,
     )
 
 

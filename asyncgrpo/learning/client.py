@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Coroutine, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -17,7 +18,7 @@ from asyncgrpo.config import RunConfig
 from asyncgrpo.config.devices import gpu_environment
 from asyncgrpo.errors import AsyncGRPOError, LearnerError
 from asyncgrpo.learning import protocol
-from asyncgrpo.learning.batching import shards
+from asyncgrpo.learning.batching import gathered, shards
 from asyncgrpo.learning.rank_handle import DRAIN_SECONDS, InlineRank, Rank, RankProcess
 from asyncgrpo.learning.wire import Message
 from asyncgrpo.types import Batch, Resumed, Snapshot, StepReport
@@ -102,13 +103,16 @@ class LearnerClient:
 
     async def train(self, batch: Batch) -> StepReport:
         """Take one step with `batch`, cut into one shard per rank."""
-        messages = [protocol.encode_train(shard) for shard in shards(batch, self._config, len(self._ranks))]
+        parts = shards(batch, self._config, len(self._ranks))
+        messages = [protocol.encode_train(shard) for shard in parts]
         timeout = self._config.learner.step_timeout
         async with self._turn:
             answers = await self._together(
                 [rank.call(message, timeout) for rank, message in zip(self._ranks, messages, strict=True)]
             )
-        return protocol.decode_report(answers[0])
+        reports = [protocol.decode_report(answer) for answer in answers]
+        proximal = gathered(batch, parts, [report.proximal_logprobs for report in reports])
+        return replace(reports[0], proximal_logprobs=proximal)
 
     async def write_snapshot(self, path: str, version: int, perturbation: int | None = None) -> Snapshot:
         """Write the policy's weights to `path`; see `Learner.write_snapshot`."""

@@ -25,7 +25,7 @@ from asyncgrpo.learning.batching import Shard
 from asyncgrpo.learning.cutting import is_inert
 from asyncgrpo.learning.export import ADAPTER_FOLDER, export_dtype, export_tensors, share_weights
 from asyncgrpo.learning.lora import BASE_FINGERPRINT, merged_state, save_adapter
-from asyncgrpo.learning.microbatch import MicroBatch, micro_batches, scoring_batch
+from asyncgrpo.learning.microbatch import MicroBatch, micro_batches, proximal_logprobs, scoring_batch
 from asyncgrpo.learning.model import base_fingerprint, load
 from asyncgrpo.learning.perturbation import perturbed, perturbed_adapters
 from asyncgrpo.learning.replayed_baseline import shifts_baseline
@@ -94,7 +94,13 @@ class Learner:
         logger.info("version %d: loss %.6g, %d updates", self.version, metrics["loss"], len(updates))
         for update in skipped:
             logger.warning("version %d: skipped, not finite: %s", self.version, update)
-        return StepReport(version=self.version, metrics=metrics, seconds=watch.seconds, skipped=tuple(skipped))
+        return StepReport(
+            version=self.version,
+            metrics=metrics,
+            seconds=watch.seconds,
+            skipped=tuple(skipped),
+            proximal_logprobs=proximal_logprobs(shard.batch, [m for part in minibatches.values() for m in part]),
+        )
 
     def score(
         self, sequences: Sequence[tuple[Sequence[int], Sequence[int]]], perturbation: int | None = None

@@ -113,6 +113,21 @@ def scoring_batch(sequences: Sequence[tuple[Sequence[int], Sequence[int]]]) -> B
     )
 
 
+def proximal_logprobs(batch: Batch, micros: Sequence[MicroBatch]) -> np.ndarray | None:
+    """Those that the micro-batches of `batch` were given, one per completion token, NaN where none was; None: none at
+    all."""
+    if all(micro.proximal_BT is None for micro in micros):
+        return None
+    found = np.full(len(batch.completion_tokens), np.nan, dtype=np.float32)
+    starts = np.cumsum(batch.completion_lengths) - batch.completion_lengths
+    for micro in micros:
+        if micro.proximal_BT is not None:
+            rows_N, offsets_N = np.nonzero(micro.mask_BT.cpu().numpy())
+            grid_BT = micro.proximal_BT.detach().float().cpu().numpy()
+            found[starts[micro.members_B][rows_N] + offsets_N] = grid_BT[rows_N, offsets_N]
+    return found
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Rows:
     """Samples laid out in rows."""

@@ -7,7 +7,7 @@ traceback}). Both carry the number of the call, so an answer nobody waits for an
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, fields
+from dataclasses import asdict, fields, replace
 from typing import Any
 
 import numpy as np
@@ -39,13 +39,16 @@ def decode_train(message: Message) -> Shard:
 
 
 def encode_report(report: StepReport) -> Message:
-    return Message("ok", asdict(report))
+    arguments = asdict(replace(report, proximal_logprobs=None))
+    del arguments["proximal_logprobs"]
+    proximal = report.proximal_logprobs
+    return Message("ok", arguments, {} if proximal is None else {"proximal_logprobs": proximal})
 
 
 def decode_report(message: Message) -> StepReport:
     arguments = _without_call(message)
     skipped = tuple(SkippedUpdate(**each) for each in arguments.pop("skipped"))
-    return StepReport(**arguments, skipped=skipped)
+    return StepReport(**arguments, skipped=skipped, proximal_logprobs=message.arrays.get("proximal_logprobs"))
 
 
 def encode_score(sequences: Sequences, perturbation: int | None) -> Message:

@@ -18,7 +18,7 @@ from typing import TextIO
 from asyncgrpo.config.secrets import masked
 from asyncgrpo.observe.files import write_error
 
-__all__ = ["counted_logs", "log_context", "log_tail", "setup_logging"]
+__all__ = ["counted_logs", "current_step", "log_context", "log_tail", "setup_logging"]
 
 _TAIL_BYTES = 2**16
 
@@ -35,6 +35,11 @@ def log_context(*, step: int | None = None, version: int | None = None) -> Itera
     finally:
         _step.reset(step_token)
         _version.reset(version_token)
+
+
+def current_step() -> int | None:
+    """Of the innermost `log_context`."""
+    return _step.get()
 
 
 @contextmanager

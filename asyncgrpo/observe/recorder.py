@@ -49,6 +49,7 @@ ROLLOUT_SCHEMA = pa.schema(
         ("completion", pa.string()),
         ("token_ids", pa.list_(pa.int32())),
         ("behaviour_logprobs", pa.list_(pa.float32())),
+        ("proximal_logprobs", pa.list_(pa.float32())),  # the learner's, before the step; NaN: not trained; null: none
         ("versions", pa.list_(pa.int32())),
         ("sampled", pa.list_(pa.bool_())),  # false: given by an environment or a tool, not trained
         ("rewards", pa.map_(pa.string(), pa.float64())),
@@ -90,11 +91,13 @@ class Recorder:
         trained: Sequence[Group],
         advantages: Sequence[float] | np.ndarray,
         untrained: Sequence[tuple[Group, str]] = (),
+        proximal: np.ndarray | None = None,
     ) -> Path:
         """Write the samples of one step's groups and of those ended untrained since the previous one; return the
         file.
 
         `advantages`: one per trained sample, in the order of groups and samples. `untrained`: groups with their fate.
+        `proximal`: log-probabilities of at least the trained groups' tokens, in that order; None: there are none.
         Raises ValueError for another number of advantages, RunFolderError when the disk refuses.
         """
         samples = sum(len(group.samples) for group in trained)
@@ -102,6 +105,10 @@ class Recorder:
             raise ValueError(f"{len(advantages)} advantages for {samples} trained samples")
         values = iter(advantages)
         rows = [row for group in trained for row in _trained_rows(group, step, version, values)]
+        if proximal is not None:
+            ends = np.cumsum([len(row["token_ids"]) for row in rows])
+            for row, logprobs in zip(rows, np.split(proximal, ends)[: len(rows)], strict=True):
+                row["proximal_logprobs"] = logprobs
         rows += _untrained_rows(untrained)
         return self._write(rollout_file(self._folder, step), rows)
 

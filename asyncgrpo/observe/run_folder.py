@@ -16,10 +16,10 @@ from typing import Self
 from asyncgrpo.errors import RunFolderError
 from asyncgrpo.observe.files import is_half_written, remove_half_written, write_text
 
-__all__ = ["RunFolder", "check_free"]
+__all__ = ["RunFolder", "check_free", "check_holds_run"]
 
 LOCK_NAME = "run.lock"
-STARTED = {LOCK_NAME, "incarnation", "config.yaml", "prediction.json", "rollouts", "logs"}
+STARTED = {LOCK_NAME, "incarnation", "config.yaml", "prediction.json", "spans.jsonl", "rollouts", "logs"}
 """What a run makes before it has trained anything."""
 CHECKPOINT = "step"
 """What names of checkpoints begin with."""
@@ -125,7 +125,8 @@ class RunFolder:
             raise _exists(self.path)
         self.rollouts_dir.mkdir(exist_ok=True)
         self.logs_dir.mkdir(exist_ok=True)
-        self.prediction_file.unlink(missing_ok=True)  # of a start that failed
+        for file in (self.prediction_file, self.spans_file):  # of a start that failed
+            file.unlink(missing_ok=True)
         self._clear()
         write_text(self.incarnation_file, f"{secrets.token_hex(4)}.0\n")
 
@@ -152,6 +153,11 @@ class RunFolder:
     def evaluation_file(self) -> Path:
         """One line of JSON per evaluation, in order."""
         return self.path / "evaluation.jsonl"
+
+    @property
+    def spans_file(self) -> Path:
+        """One line of JSON per span of the timeline, and per sample of the flow."""
+        return self.path / "spans.jsonl"
 
     @property
     def accounting_file(self) -> Path:
@@ -241,6 +247,16 @@ def check_free(path: Path) -> None:
         raise RunFolderError(f"run folder {path} is a file; choose another run.output_dir or remove it")
     if path.is_dir() and not _holds_nothing(path):
         raise _exists(path)
+
+
+def check_holds_run(path: str | Path) -> RunFolder:
+    """The folder of a run, to be read. Raises RunFolderError for anything else."""
+    folder = RunFolder(path)
+    if not folder.path.is_dir():
+        raise RunFolderError(f"run folder {path} does not exist")
+    if not (folder.config_file.exists() or folder.metrics_file.exists()):
+        raise RunFolderError(f"{path} is not the folder of a run: it has neither config.yaml nor metrics.jsonl")
+    return folder
 
 
 def _holds_nothing(path: Path) -> bool:

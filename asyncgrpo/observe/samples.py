@@ -24,7 +24,7 @@ __all__ = ["RecordedSample", "Row", "prompt_text", "read_samples"]
 
 Row = Mapping[str, Any]
 
-_HEAVY = ("token_ids", "behaviour_logprobs", "versions", "sampled", "prompt_token_ids")
+_HEAVY = ("token_ids", "behaviour_logprobs", "proximal_logprobs", "versions", "sampled", "prompt_token_ids")
 """Columns of a value per token; they are looked at only for rows that are wanted."""
 
 

@@ -28,7 +28,8 @@ class TimeAccount:
         self._clock = clock
         self._seconds = dict.fromkeys(states, 0.0)
         self._state = states[0]
-        self._since = clock()
+        self._since = self._entered = clock()
+        self._on_left: Callable[[str, float], None] = lambda state, seconds: None
         self._lap = dict(self._seconds)
 
     @property
@@ -41,7 +42,14 @@ class TimeAccount:
             raise ValueError(f"unknown state {state!r}; one of {', '.join(self._seconds)}")
         now = self._clock()
         self._seconds[self._state] += now - self._since
+        if state != self._state:
+            self._on_left(self._state, now - self._entered)
+            self._entered = now
         self._state, self._since = state, now
+
+    def watch(self, on_left: Callable[[str, float], None]) -> None:
+        """From now on `on_left` is told of every state that ends, with its seconds; of the present one, since now."""
+        self._on_left, self._entered = on_left, self._clock()
 
     @contextmanager
     def during(self, state: str) -> Iterator[None]:

@@ -40,6 +40,7 @@ from asyncgrpo.observe.metrics import GENERATION_STATES, LEARNER_STATES, RunMetr
 from asyncgrpo.observe.progress import Progress
 from asyncgrpo.observe.recorder import Recorder
 from asyncgrpo.observe.run_folder import RunFolder
+from asyncgrpo.observe.spans import SpanLog
 from asyncgrpo.observe.timing import TimeAccount
 from asyncgrpo.orchestrator import Orchestrator
 from asyncgrpo.preflight import Job, prepare
@@ -187,6 +188,7 @@ async def session_of(job: Job, folder: RunFolder, urls: Sequence[str]) -> AsyncI
                 progress=progress,
                 learner_time=learner_time,
                 generation_time=TimeAccount(GENERATION_STATES),
+                spans=SpanLog(folder.spans_file, timeout=60.0),
             )
 
 

@@ -22,11 +22,17 @@ async def numbers(completions, answer, **columns):
     return [share(found, list(map(str, wanted))) for found, wanted in zip(said, answer, strict=True)]
 
 
-def brevity(completions, **columns):
-    """Fails now and then, as services do: its group is dropped, and the prompt comes again."""
-    if random.random() < 0.05:
+def brevity(completions, answer, **columns):
+    """Fails now and then, as services do: its group is dropped, and the prompt comes again. So that every run sees it,
+    it is the first time that it is asked about one prompt in ten or so."""
+    wanted = tuple(answer[0])
+    if sum(wanted) % 10 == 0 and wanted not in asked:
+        asked.add(wanted)
         raise TimeoutError("the judge is not there")
     return [-len(completion[-1]["content"]) / 100 for completion in completions]
+
+
+asked = set()
 
 
 def share(found, wanted):

@@ -7,7 +7,7 @@ from learning_cases import make_config, make_group, make_sample, random_groups, 
 
 from asyncgrpo.config import RunConfig
 from asyncgrpo.errors import RewardError
-from asyncgrpo.learning.batching import Shard, Sizes, make_batch, select, shards, tokens_per_sample
+from asyncgrpo.learning.batching import Shard, Sizes, gathered, make_batch, select, shards, tokens_per_sample
 from asyncgrpo.learning.cutting import minibatches
 from asyncgrpo.types import Batch, Sample
 
@@ -237,3 +237,12 @@ def test_select_takes_ragged_samples_in_the_given_order(samples: list[int]) -> N
     if samples:
         assert sequences(chosen) == [everything[i] for i in samples]
         assert chosen.advantages.tolist() == [batch.advantages[i] for i in samples]
+
+
+def test_what_ranks_say_of_tokens_is_put_in_the_order_of_the_batch() -> None:
+    config = make_config("m", training={"groups_per_step": 4, "num_minibatches": 2})
+    batch = make_batch(random_groups(groups=4), 0, config)
+    parts = shards(batch, config, 2)
+    said = [np.where(part.batch.loss_mask, part.batch.completion_tokens, np.nan).astype(np.float32) for part in parts]
+    np.testing.assert_array_equal(gathered(batch, parts, said), batch.completion_tokens)
+    assert gathered(batch, parts, [said[0], None]) is None

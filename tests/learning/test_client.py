@@ -57,6 +57,7 @@ async def test_one_and_two_ranks_and_inline_train_the_same_weights(tied_model: P
         assert report.metrics.keys() == one[0].metrics.keys()
         for name, value in one[0].metrics.items():
             assert report.metrics[name] == pytest.approx(value, rel=1e-4, abs=1e-6), name
+        np.testing.assert_allclose(report.proximal_logprobs, one[0].proximal_logprobs, atol=1e-5)
 
 
 @pytest.mark.slow

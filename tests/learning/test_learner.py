@@ -67,6 +67,29 @@ def test_the_first_ratio_is_exactly_one_and_the_second_pass_differs(tied_model: 
     assert set(report.seconds) == {"proximal", "forward_backward", "optimiser", "total"}
 
 
+def test_proximal_log_probabilities_are_those_from_before_the_step(tied_model: Path) -> None:
+    training = {"num_iterations": 2, "num_minibatches": 2, "learning_rate": 1e-3}
+    learner = Learner(make_config(str(tied_model), training=training, learner={"token_budget": 24}), "cpu")
+    groups = random_groups()
+    before = learner.score(sequences(make_batch(groups, 0, learner.config)))
+    report, batch = step(learner, groups)
+    assert report.proximal_logprobs is not None
+    assert report.proximal_logprobs.dtype == np.float32
+    np.testing.assert_allclose(report.proximal_logprobs, np.concatenate(before), atol=1e-5)
+    masked = dataclasses.replace(
+        make_batch(groups, 1, learner.config), loss_mask=np.arange(len(batch.completion_tokens)) % 3 > 0
+    )
+    found = learner.train(shards(masked, learner.config, 1)[0]).proximal_logprobs
+    assert found is not None
+    assert np.isnan(found).tolist() == (~masked.loss_mask).tolist()
+
+
+def test_an_anchor_that_is_the_behaviour_policy_has_no_log_probabilities_of_its_own(tied_model: Path) -> None:
+    objective = {"proximal_anchor": "behaviour", "importance_sampling_correction": "none"}
+    report, _ = step(Learner(make_config(str(tied_model), objective=objective), "cpu"), random_groups())
+    assert report.proximal_logprobs is None
+
+
 @pytest.mark.parametrize("settings", [{"bf16": True}, {"gradient_checkpointing": True}])
 def test_the_first_ratio_is_exactly_one_in_other_precision_and_memory_modes(tied_model: Path, settings: dict) -> None:
     config = make_config(str(tied_model), training={"num_iterations": 2, **settings}, learner={"token_budget": 24})

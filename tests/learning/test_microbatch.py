@@ -7,7 +7,7 @@ from learning_cases import make_config, make_group, make_sample, random_groups
 
 from asyncgrpo.learning.attention.layout import Tree
 from asyncgrpo.learning.batching import make_batch
-from asyncgrpo.learning.microbatch import MicroBatch, micro_batches
+from asyncgrpo.learning.microbatch import PADDING, MicroBatch, micro_batches
 from asyncgrpo.learning.packing import Packing
 from asyncgrpo.types import Batch
 
@@ -69,6 +69,20 @@ def test_padded_rows() -> None:
     assert micro.rows_N.tolist() == [0, 0, 0, 1, 1, 2, 2, 3]
     assert micro.columns_N.tolist() == [1, 2, 3, 1, 3, 0, 1, 0]
     assert micro.targets_N.tolist() == [10, 11, 12, 14, 16, 21, 22, 20]
+
+
+@pytest.mark.parametrize("packing", ["shared", "separate", "padded"])
+def test_tokens_that_look_like_padding_are_trained_like_any_other(packing: Packing) -> None:
+    """As with a tokenizer whose padding is its end token: what counts is how many tokens the engine gave."""
+    completions = [[8, 9, PADDING], [PADDING], [8, PADDING, 9, PADDING, PADDING], [PADDING, PADDING]]
+    groups = [make_group(0, [make_sample(tokens) for tokens in completions], (PADDING, 7, PADDING))]
+    batch = make_batch(groups, 0, make_config("m"))
+    micro = micro_batches(batch, np.arange(4), 100, packing, CPU)[0]
+    said = dict(zip(micro.members_B.tolist(), micro.padded(micro.targets_N), strict=True))
+    for member, tokens in enumerate(completions):
+        assert said[member].tolist() == tokens + [0] * (5 - len(tokens))
+    lengths = dict(zip(micro.members_B.tolist(), micro.mask_BT.sum(1).tolist(), strict=True))
+    assert lengths == {0: 3, 1: 1, 2: 5, 3: 2}
 
 
 def test_equal_prompts_of_different_groups_are_shared() -> None:

@@ -48,3 +48,13 @@ def test_reports_and_snapshots_arrive_as_they_left() -> None:
     assert protocol.decode_resumed(over_the_wire(protocol.encode_resumed(resumed))) == resumed
     snapshot = Snapshot(version=4, path="/dev/shm/x", bytes=12, seconds=0.25)
     assert protocol.decode_snapshot(over_the_wire(protocol.encode_snapshot(snapshot))) == snapshot
+
+
+def test_log_probabilities_of_a_report_arrive_as_they_left() -> None:
+    proximal = np.array([-0.5, np.nan], dtype=np.float32)
+    report = StepReport(version=4, metrics={}, seconds={}, proximal_logprobs=proximal)
+    np.testing.assert_array_equal(
+        protocol.decode_report(over_the_wire(protocol.encode_report(report))).proximal_logprobs, proximal
+    )
+    report = StepReport(version=4, metrics={}, seconds={})
+    assert protocol.decode_report(over_the_wire(protocol.encode_report(report))).proximal_logprobs is None

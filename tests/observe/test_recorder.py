@@ -65,7 +65,9 @@ def test_rollouts_are_read_back(folder: RunFolder) -> None:
     late = group([sample(float("nan"), (0,))], group_id=8)
     logged = dataclasses.replace(trained.samples[1], extra={"why": "half \ud83d", "tries": [1, None]})
     trained = dataclasses.replace(trained, samples=(trained.samples[0], logged))
-    path = Recorder(folder).write_rollouts(3, 2, [trained], np.array([0.5, -0.5]), [(late, "dropped:stale")])
+    path = Recorder(folder).write_rollouts(
+        3, 2, [trained], np.array([0.5, -0.5]), [(late, "dropped:stale")], np.array([-0.25, -0.75, -2.0, -9.0])
+    )
     assert path == folder.rollouts_dir / "step_000003.parquet"
     table = pq.read_table(path)
     assert table.schema.equals(ROLLOUT_SCHEMA)
@@ -85,6 +87,7 @@ def test_rollouts_are_read_back(folder: RunFolder) -> None:
         "completion": "half ?",
         "token_ids": [10, 11],
         "behaviour_logprobs": [-0.5, -1.0],
+        "proximal_logprobs": [-0.25, -0.75],
         "versions": [1, 2],
         "sampled": [True, True],
         "rewards": [("exact", 1.0), ("form", None)],
@@ -103,6 +106,7 @@ def test_rollouts_are_read_back(folder: RunFolder) -> None:
     }
     assert (second["sample"], second["advantage"], second["staleness_max"]) == (1, -0.5, 0)
     assert (third["step"], third["version"], third["advantage"], third["staleness_max"]) == (None, None, None, None)
+    assert (second["proximal_logprobs"], third["proximal_logprobs"]) == ([-2.0], None)
     assert (third["fate"], third["prompt"], third["conversational"]) == ("dropped:stale", "Say hi", False)
     assert [entry.name for entry in folder.rollouts_dir.iterdir()] == ["step_000003.parquet"]
 

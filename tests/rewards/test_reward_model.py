@@ -187,10 +187,12 @@ async def test_a_process_that_ends_fails_who_waits_and_is_started_anew(classifie
 
 async def test_a_process_that_is_killed_as_it_starts_is_named(classifier: Path) -> None:
     with running(classifier) as model:
+        before = psutil.Process().children()
         starting = asyncio.create_task(model.start(60.0))
-        await asyncio.sleep(0)
-        [child] = [each for each in psutil.Process().children() if each.status() != psutil.STATUS_ZOMBIE]
-        child.kill()
+        async with asyncio.timeout(20):
+            while not (started := [each for each in psutil.Process().children() if each not in before]):  # noqa: ASYNC110
+                await asyncio.sleep(0)
+        started[0].kill()
         with pytest.raises(RewardError, match=r"^reward model .*classifier: its process ended with code -9: it said"):
             await asyncio.wait_for(starting, 20)
 

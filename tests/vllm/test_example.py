@@ -28,6 +28,8 @@ def test_a_script_of_ones_own_from_two_rewards_to_a_merged_model(tmp_path: Path)
     assert [(line["step"], line["error"]) for line in lines] == [(0, None), (3, None)]
     rows = pq.read_table(run / "rollouts" / "step_000001.parquet").to_pylist()
     assert list(dict(rows[0]["rewards"])) == ["numbers", "brevity"]
+    steps = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    assert sum(step.get("reward_failures/brevity/raised", 0) for step in steps) >= 1
 
     assert main(["merge", str(run), "--out", str(tmp_path / "merged")]) == 0
     with serving(resolved(tmp_path / "merged"), tmp_path / "merged", tmp_path) as engine:

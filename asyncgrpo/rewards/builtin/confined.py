@@ -61,6 +61,7 @@ class Confined:
     def end(self) -> None:
         """Once; then nothing of it is left."""
         os.close(self._lifeline)  # the guardian ends everything, then itself; only then is it waited for
+        self.process.terminate()  # a process forked from us may hold the lifeline, too
         with self.process:
             pass
         shutil.rmtree(self._folder, ignore_errors=True)  # a guardian that was killed has left it

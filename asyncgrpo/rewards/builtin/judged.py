@@ -13,6 +13,7 @@ from typing import Literal
 
 from pydantic import PositiveFloat
 
+from asyncgrpo.errors import ConfigError
 from asyncgrpo.rewards.builtin.base import Builtin, arguments
 
 OnLost = Literal["none", "error"]
@@ -38,6 +39,11 @@ class Judged(Builtin):
     """Seconds after which what has no verdict is given up. Absent: 0.8 of the function's timeout."""
 
     def bound(self, *, max_completion_length: int, timeout: float) -> Builtin:
+        if self.call_timeout is not None and self.call_timeout >= timeout:
+            raise ConfigError(
+                f"reward {self.short!r}: call_timeout={self.call_timeout:g} s is not less than the function's timeout "
+                f"of {timeout:g} s, after which its call has failed; lower it, leave it out, or raise the timeout"
+            )
         return self.filled(call_timeout=WITHIN_CALL * timeout)
 
     def until(self) -> float:

@@ -30,7 +30,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-PR_SET_NO_NEW_PRIVS = 38
+PR_SET_DUMPABLE, PR_SET_NO_NEW_PRIVS = 4, 38
 MOST_OUTPUT = 1 << 20
 """Bytes of a program's output that are kept; more is wrong all the same."""
 START_SECONDS = 20.0
@@ -51,6 +51,7 @@ def main() -> None:
     job = json.loads(sys.stdin.buffer.readline())
     replies = os.dup(1)
     os.set_inheritable(replies, False)
+    be_opaque()
     apart = [what for what in os.environ.pop("APART", "").split(",") if what]
     _write(replies, {"ready": apart})
     for test in job["tests"]:
@@ -62,6 +63,11 @@ def main() -> None:
         for entry in os.scandir("."):
             with contextlib.suppress(OSError):
                 shutil.rmtree(entry) if entry.is_dir(follow_symlinks=False) else os.unlink(entry)
+
+
+def be_opaque() -> None:
+    """Keep others of our user, as what we start, from looking into this process and from changing it."""
+    _libc.prctl(PR_SET_DUMPABLE, 0, 0, 0, 0)
 
 
 def one_test(code: str, test: dict[str, str], limits: dict[str, float], apart: list[str]) -> dict[str, Any]:
@@ -98,8 +104,7 @@ def converse(ours: socket.socket, child: int, gifts: list[bytes], seconds: float
     whether it was late: `seconds` begin with its first question. Raises NotStarted without any."""
     handle = os.pidfd_open(child)
     try:
-        if not _hear(ours, handle, 1, time.monotonic() + START_SECONDS):
-            raise NotStarted("Python did not start within the limits of a test; give it more memory_mib or max_files")
+        _await_start(ours, handle)
         until = time.monotonic() + seconds
         for number, gift in enumerate(gifts):
             if number and not _hear(ours, handle, 1, until):
@@ -116,6 +121,17 @@ def converse(ours: socket.socket, child: int, gifts: list[bytes], seconds: float
         return b"", False
     finally:
         os.close(handle)
+
+
+def _await_start(ours: socket.socket, handle: int) -> None:
+    try:
+        if _hear(ours, handle, 1, time.monotonic() + START_SECONDS):
+            return
+    except TimeoutError:
+        raise NotStarted(
+            f"Python did not start in {START_SECONDS:g} s for a test; is the machine overloaded?"
+        ) from None
+    raise NotStarted("Python did not start within the limits of a test; give it more memory_mib or max_files")
 
 
 def _hear(ours: socket.socket, handle: int, size: int, until: float) -> bytes:

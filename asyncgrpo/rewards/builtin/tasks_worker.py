@@ -45,6 +45,7 @@ def main() -> None:
     except Exception as error:  # said to the parent, which raises it
         print(json.dumps({"failed": f"{type(error).__name__}: {error}"}), file=replies)
         return
+    _sandbox().be_opaque()
     folder = str(Path(reasoning_gym.__file__).parent) + os.sep
     print(json.dumps({"ready": apart}), file=replies)
     for line in sys.stdin:

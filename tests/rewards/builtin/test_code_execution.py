@@ -224,6 +224,8 @@ def test_code_cannot_undo_what_keeps_it_apart() -> None:
     if "files" not in kept_apart():
         pytest.skip("this kernel refuses namespaces to this user")
     assert passes(REMOUNT)
+    look = "import os\ntry: open(f'/proc/{os.getppid()}/mem', 'rb')\nexcept PermissionError: denied = True"
+    assert passes(look, "assert denied")
     assert passes("assert 'CapEff:\\t0000000000000000' in open('/proc/self/status').read()")
 
 

@@ -85,6 +85,11 @@ def test_a_call_gives_answers_up_in_time() -> None:
     assert reward(completions=[HANGS] * 3, solution=["5"] * 3) == [None] * 3
 
 
+def test_a_call_that_would_give_up_too_late_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"call_timeout=60 s is not less than the function's timeout of 60 s"):
+        Accuracy(call_timeout=60.0).bound(max_completion_length=8, timeout=60.0)
+
+
 def test_right_answers_as_columns_have_them() -> None:
     reward = Accuracy(answer_column="answer", deadline=60.0, workers=1)
     assert reward(completions=[r"\boxed{5}"] * 4, answer=["5", 5, 5.0, None]) == [1.0, 1.0, 1.0, None]
