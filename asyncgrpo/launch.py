@@ -132,6 +132,8 @@ async def _run(
     assert run is not None
     on_start(asyncio.get_running_loop(), run)
     progress.note(_plan(job, folder))
+    for note in notes:  # a resume may have changed settings: the log keeps from which step on
+        logger.info("%s", note)
     for remark in [*notes, *job.prompts.remarks, *remarks_on(job.config)]:
         progress.note(f"  note: {remark}")
     await forecast.at_start(folder, progress)

@@ -111,6 +111,8 @@ def find(source: str, step: int | None = None, overrides: Sequence[str] = (), li
 def _check_model(source: str) -> None:
     folder = Path(locate_model(source))
     if not folder.is_absolute():
+        if folder.parent != Path() and folder.parent.is_dir():  # the hub would be asked for long, and in vain
+            raise ConfigError(f"{source} does not exist, though {folder.parent} does; name a folder that is there")
         return  # a name on the hub
     if not folder.exists():
         raise ConfigError(f"{source} does not exist; name a run folder, a model's folder, or a model on the hub")

@@ -145,13 +145,21 @@ def test_a_run_without_a_final_model_gives_its_newest_checkpoint(whole: RunFolde
 
 def test_what_cannot_be_merged(adapted: RunFolder, tmp_path: Path) -> None:
     for source, step, error, message in (
-        (adapted.path, 7, CheckpointError, r"step-00000007.*checkpoints here: 2, 1"),
+        (adapted.path.with_name("rum"), None, ConfigError, r"rum does not exist"),
+        (adapted.path, 7, CheckpointError, r"has no checkpoint of step 7; checkpoints here: 2, 1"),
         (tmp_path, None, ConfigError, r"is neither a run folder \(no config.yaml\) nor a model's"),
         (tmp_path / "no", None, ConfigError, "does not exist; name a run folder"),
         (adapted.model_dir, 1, ConfigError, "--step=1 is a checkpoint of a run, and .* is no run folder"),
     ):
         with pytest.raises(error, match=message):
             find(str(source), step)
+
+
+def test_a_mistyped_folder_is_not_looked_for_on_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "runs").mkdir()
+    with pytest.raises(ConfigError, match=r"^runs/uper does not exist, though runs does; name a folder that is there$"):
+        find("runs/uper")
 
 
 def test_another_base_model_under_a_checkpoint_is_refused(

@@ -76,10 +76,12 @@ class CheckpointStore:
 
     def at(self, step: int) -> Checkpoint:
         """The one of a step. Reads every byte. Raises CheckpointError when it is not there or not complete."""
+        there = ", ".join(map(str, self.steps())) or "none"
+        if not (self.folder / step_name(step)).exists():
+            raise CheckpointError(f"{self.folder} has no checkpoint of step {step}; checkpoints here: {there}")
         try:
             return self._open(step, hashes=True)
         except Damaged as error:
-            there = ", ".join(map(str, self.steps())) or "none"
             raise CheckpointError(f"{self.folder / step_name(step)} {error}; checkpoints here: {there}") from error
 
     def newest(

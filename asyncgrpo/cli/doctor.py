@@ -40,6 +40,7 @@ RUN_CHECKS: tuple[Callable[[RunConfig], Check], ...] = (
     run_checks.rewards,
     run_checks.dataset,
     run_checks.columns,
+    run_checks.held_out_dataset,
     reward_calls,
     run_checks.engines_listen,
     run_checks.ports,

@@ -68,11 +68,13 @@ def translate(arguments: Mapping[str, Any]) -> Translation:
     rest = {name: value for name, value in arguments.items() if value is not None}
     said.needless |= dict.fromkeys(arguments.keys() - rest.keys(), "off")
     settings: dict[str, Any] = {}
+    _held_out(rest, said)
     _model_and_data(rest, said)
     _rewards(rest, said)
     _adapters(rest, said)
     _batch(rest, settings, said)
     _publishing(rest, said)
+    _warm_up(rest, said)
     flat = {name: rest.pop(name) for name in list(rest) if name in DOTTED or name in _TAKEN}
     settings |= _acceptable(flat, settings, said)
     for name, value in rest.items():
@@ -105,6 +107,18 @@ def _model_and_data(rest: dict[str, Any], said: Translation) -> None:
         for field_, key in (("path", "dataset"), ("name", "dataset_config"), ("split", "dataset_split")):
             if field_ in mixture[0]:
                 _put(said, f"data.{key}", mixture[0][field_], "datasets")
+
+
+def _held_out(rest: dict[str, Any], said: Translation) -> None:
+    """TRL's script evaluates on another split of the dataset."""
+    if rest.get("eval_strategy") != "steps" or not rest.get("dataset_name") or "eval_dataset" in rest:
+        return
+    split = rest.pop("dataset_test_split", "test")
+    _put(said, "evaluation.dataset", rest["dataset_name"], "dataset_name")
+    _put(said, "evaluation.dataset_split", split, "dataset_test_split")
+    if "dataset_config" in rest:
+        _put(said, "evaluation.dataset_config", rest["dataset_config"], "dataset_config")
+    said.notes.append(f"evaluation.dataset: the split {split!r} of the dataset, as TRL's script has it")
 
 
 def _rewards(rest: dict[str, Any], said: Translation) -> None:
@@ -203,13 +217,20 @@ def _batch(rest: dict[str, Any], settings: dict[str, Any], said: Translation) ->
 
 def _count_steps(rest: dict[str, Any], updates: int, said: Translation) -> None:
     """TRL counts optimiser updates, we count steps of several."""
-    for name in ("max_steps", "save_steps"):
+    for name in ("max_steps", "save_steps", "eval_steps"):
         value = rest.get(name)
         if updates > 1 and isinstance(value, int) and value > 0:
             rest[name] = math.ceil(value / updates)
             said.notes.append(f"{DOTTED[name]}: {rest[name]} steps of {updates} updates each, for {value} updates")
     if rest.get("save_strategy") == "no" and rest.pop("save_steps", None):
         said.needless["save_steps"] = "has no effect with save_strategy=no, in TRL too"
+
+
+def _warm_up(rest: dict[str, Any], said: Translation) -> None:
+    """Of TRL's schedule, unless one is given; with ours, which is constant, it has no effect."""
+    if rest.get("warmup_steps") and "lr_scheduler_type" not in rest:
+        rest["lr_scheduler_type"] = DEFAULTS["lr_scheduler_type"]
+        said.notes.append("training.lr_scheduler_type: linear is TRL's default, which warmup_steps is a part of")
 
 
 def _publishing(rest: dict[str, Any], said: Translation) -> None:

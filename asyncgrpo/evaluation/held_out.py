@@ -21,6 +21,7 @@ from asyncgrpo.evaluation.estimates import ks_up_to
 from asyncgrpo.playing import check_columns, configured_rewards, player_of, with_tools
 from asyncgrpo.prompts.rows import load_rows
 from asyncgrpo.prompts.stream import PromptStream
+from asyncgrpo.prompts.table import Rows
 from asyncgrpo.rewards.binding import bound
 from asyncgrpo.rewards.functions import RewardFunction
 from asyncgrpo.types import Prompt, Sample
@@ -77,12 +78,7 @@ def held_out(
     """
     section = config.evaluation
     if rows is None and not section.dataset:
-        if section.given:
-            name = section.given[0]
-            raise ConfigError(
-                f"evaluation.{name}={getattr(section, name)} has no effect without held-out prompts; name "
-                "evaluation.dataset, or leave it out"
-            )
+        _check_nothing_given(section)
         return None
     if section.eval_strategy != "no" and section.one_version and section.timeout >= config.buffer.stall_timeout:
         raise ConfigError(
@@ -111,6 +107,25 @@ def held_out(
         config=view,
         digest=_digest(prompts),
     )
+
+
+def held_out_rows(config: RunConfig) -> Rows | None:
+    """The rows that `evaluation.dataset` names, looked at as `held_out` does before it needs a tokenizer; None if there
+    are to be none. Raises ConfigError or DataError."""
+    if not config.evaluation.dataset:
+        _check_nothing_given(config.evaluation)
+        return None
+    with _own_names(config.evaluation):
+        return load_rows(_with_own_rows(_as_evaluated(config, None), None))
+
+
+def _check_nothing_given(section: EvaluationSection) -> None:
+    if section.given:
+        name = section.given[0]
+        raise ConfigError(
+            f"evaluation.{name}={getattr(section, name)} has no effect without held-out prompts; name "
+            "evaluation.dataset, or leave it out"
+        )
 
 
 def check_pass_reward(name: str | None, functions: Sequence[RewardFunction]) -> None:

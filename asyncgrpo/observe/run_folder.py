@@ -95,6 +95,11 @@ class RunFolder:
         """Complete or not."""
         return any(self.checkpoints_dir.glob(f"{CHECKPOINT}-*/"))
 
+    def check_unlocked(self) -> None:
+        """Raise RunFolderError, naming the process, if a run in it goes on. Makes nothing."""
+        if (self.path / LOCK_NAME).is_file():
+            os.close(_lock(self.path))
+
     def count_start(self) -> None:
         """From now on versions have names of their own: what was trained before may be trained anew. Raises
         RunFolderError."""

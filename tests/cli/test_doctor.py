@@ -19,6 +19,7 @@ from asyncgrpo.cli.checks.dry_call import reward_calls
 from asyncgrpo.cli.checks.memory import estimate, parameter_count
 from asyncgrpo.cli.doctor import RUN_CHECKS, examine
 from asyncgrpo.config import RunConfig
+from asyncgrpo.observe.run_folder import RunFolder
 
 REWARDS = """
 def correct(completions, answer):
@@ -194,6 +195,24 @@ def test_a_run_that_would_go_on_is_no_obstacle(tmp_path: Path) -> None:
     goes_on = f"the run in {tmp_path} goes on from its checkpoint"
     assert (said("allow"), said("must")) == (("ok", goes_on), ("ok", goes_on))
     assert said("never")[0] == "fail"
+
+
+def test_a_run_that_goes_on_is_in_the_way(tmp_path: Path) -> None:
+    with RunFolder.create(tmp_path / "run"):
+        check = run_checks.run_folder(configured(run={"output_dir": str(tmp_path / "run")}))
+        assert (check.status, f"is in use by process {os.getpid()}" in check.detail) == ("fail", True)
+    assert run_checks.run_folder(configured(run={"output_dir": str(tmp_path / "run")})).status == "ok"
+
+
+def test_the_rows_to_evaluate_with_are_looked_at(tmp_path: Path) -> None:
+    assert run_checks.held_out_dataset(configured()).detail == "none: nothing is evaluated"
+    rows = tmp_path / "held.jsonl"
+    check = run_checks.held_out_dataset(configured(evaluation={"dataset": str(rows)}))
+    assert (check.status, f"evaluation.dataset={rows}" in check.detail) == ("fail", True), check
+    rows.write_text('{"prompt": "p"}\n{"prompt": "q"}\n')
+    assert run_checks.held_out_dataset(configured(evaluation={"dataset": str(rows)})).status == "ok"
+    without = configured(evaluation={"eval_steps": 5})
+    assert "has no effect without held-out prompts" in run_checks.held_out_dataset(without).detail
 
 
 def test_the_trial_start_needs_no_checkpoint(tmp_path: Path) -> None:

@@ -154,6 +154,32 @@ def test_publishes_are_counted_in_steps(given: dict[str, Any], staleness: int | 
     assert load_config(tmp_path / "run.yaml").config.weights.publish_interval == given["weight_sync_steps"]
 
 
+def test_a_warm_up_is_of_the_schedule_that_trl_has_by_default(tmp_path: Path) -> None:
+    said = translate({"warmup_steps": 10, "max_steps": 100})
+    assert (said.left_out, said.mend) == ({}, [])
+    assert said.sections["training"] | {"lr_scheduler_type": "linear", "warmup_steps": 10} == said.sections["training"]
+    assert "lr_scheduler_type" not in translate({"warmup_steps": 0, "max_steps": 100}).sections["training"]
+
+
+def test_steps_of_several_updates_are_counted_for_evaluations_too() -> None:
+    given = {"per_device_train_batch_size": 8, "num_iterations": 2, "max_steps": 100, "save_steps": 100}
+    said = translate({**given, "eval_strategy": "steps", "eval_steps": 50, "dataset_name": "org/rows"})
+    assert said.sections["evaluation"]["eval_steps"] == 25
+    assert (said.sections["training"]["max_steps"], said.sections["checkpoint"]["save_steps"]) == (50, 50)
+
+
+@pytest.mark.parametrize(("given", "split"), [({}, "test"), ({"dataset_test_split": "held"}, "held")])
+def test_an_evaluation_is_of_the_datasets_other_split(given: dict[str, Any], split: str) -> None:
+    on = {"eval_strategy": "steps", "eval_steps": 5, "dataset_name": "org/rows", "dataset_config": "main"}
+    said = translate({**on, **given})
+    wanted = {"dataset": "org/rows", "dataset_config": "main", "dataset_split": split, "eval_steps": 5}
+    assert said.sections["evaluation"] == {"eval_strategy": "steps", **wanted}
+    assert (said.left_out, said.mend) == ({}, [])
+    assert set(given) <= said.translated.keys()
+    off = translate({"dataset_name": "org/rows", **given})
+    assert "evaluation" not in off.sections
+
+
 def test_what_is_refused_is_left_out_with_the_reason_and_the_rest_loads(tmp_path: Path) -> None:
     said = translate(
         {"top_p": 0.9, "loss_type": "cispo", "epsilon": 0.1, "lr_scheduler_type": "warp", "use_peft": True, "lora_r": 8}

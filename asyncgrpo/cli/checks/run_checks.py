@@ -13,6 +13,7 @@ from asyncgrpo.config.resolve import Machine, locate_model, resolve
 from asyncgrpo.config.secrets import masked_url
 from asyncgrpo.environments.building import find_source
 from asyncgrpo.errors import AsyncGRPOError
+from asyncgrpo.evaluation.held_out import held_out_rows
 from asyncgrpo.forecast import former_model
 from asyncgrpo.generation.spec import check_ports
 from asyncgrpo.observe.run_folder import RunFolder
@@ -77,6 +78,11 @@ def dataset(config: RunConfig) -> Check:
     return _verdict("dataset", lambda: str(load_rows(config)))
 
 
+def held_out_dataset(config: RunConfig) -> Check:
+    """The same of the rows to evaluate with."""
+    return _verdict("held-out", lambda: str(held_out_rows(config) or "none: nothing is evaluated"))
+
+
 def columns(config: RunConfig) -> Check:
     """Every column that a reward function requires is there."""
     try:
@@ -126,6 +132,7 @@ def run_folder(config: RunConfig) -> Check:
     def fate() -> str:
         check_output_dir(config.run)
         folder = RunFolder(config.run.output_dir)
+        folder.check_unlocked()
         if folder.has_checkpoint:
             return f"the run in {folder.path} goes on from its checkpoint"
         if folder.was_cut_off:
