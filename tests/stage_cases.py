@@ -186,8 +186,8 @@ def _relays(seed: int) -> list[tuple[psutil.Process, bool]]:
 
 
 def snapshots_guardians() -> list[psutil.Process]:
-    """Living ones."""
-    return [process for process, words in _children() if "--remove" in words]
+    """Living ones: that remove a folder and look after no command, as those of confined rewards do."""
+    return [process for process, words in _children() if "--remove" in words and "--" not in words]
 
 
 def rank_processes() -> list[psutil.Process]:
