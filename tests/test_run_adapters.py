@@ -129,7 +129,7 @@ def test_a_run_that_goes_back_names_its_adapters_anew(tiny_model: Path, tmp_path
         training={"max_steps": 8}, checkpoint={"save_steps": 1}, **LORA,
     )  # fmt: skip
     assert (outcome.steps, outcome.interrupted) == (8, False)
-    assert check_history(tmp_path, 8).incarnation.endswith(".1")
+    assert ".1-" in check_history(tmp_path, 8).incarnation
     assert all(len(set(row["versions"])) == 1 for row in Run(tmp_path).trained)
     assert os.listdir(tmp_path / "shm") == []
 
