@@ -159,7 +159,7 @@ class Orchestrator:
             prompt = generated.prompt
             self._failures_in_a_row["failed"].clear()
             self._failures_in_a_row["environment"].clear()
-            notes = self.notes.of_group(prompt, start_version, self.steps_done)
+            notes = self.notes.of_group(prompt, start_version, self.buffer.contract.version)
             samples = await self._score(generated, notes)
             self._failures_in_a_row["reward"].clear()
         except (EngineError, EnvironmentFailure, GroupUnscored) as error:
