@@ -10,5 +10,7 @@ bin=${ASYNCGRPO_VENV:-.venv}/bin
 "$bin/ruff" format --check .
 "$bin/mypy"
 "$bin/lint-imports" >/dev/null || "$bin/lint-imports"
-# Files side by side, one process per core up to four: each holds torch and a model, and more would need much memory.
-exec "$bin/python" -m pytest -n logical --maxprocesses 4 --dist loadfile "$@"
+# Files side by side, one process more than there are cores, since many tests wait for deadlines and servers; but four at
+# most: each holds torch and a model, and more would need much memory.
+processes=$(($(nproc) < 4 ? $(nproc) + 1 : 4))
+exec "$bin/python" -m pytest -n "$processes" --dist loadfile "$@"
