@@ -74,10 +74,11 @@ def live(prometheus: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
                 time.sleep(0.2)
                 for file in targets.glob("*.json"):
                     seen = json.loads(file.read_text())
-                if api.at(f'asyncgrpo_learner_step{{run="{NAME}"}} > 0'):
-                    ended = time.time()
+                stepping = api.at(f'asyncgrpo_learner_step{{run="{NAME}"}} > 0')
+                now = [target["health"] for target in api.targets()]
+                if stepping and now == ["up"] * 3:  # at its end a run takes its targets along before it exits
+                    health, ended = now, time.time() - 1.0  # a scrape that has begun may yet fail
                     began = ended if began is None else began
-                    health = [target["health"] for target in api.targets()]
             assert run.returncode == 0, (folder / "said").read_text()
             assert began is not None
             yield Evidence(View(api, NAME, began - 2, ended, 1.0), targets, seen, health)
