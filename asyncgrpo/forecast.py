@@ -22,7 +22,14 @@ from asyncgrpo.observe.progress import Progress
 from asyncgrpo.observe.recorder import read_metrics
 from asyncgrpo.observe.run_folder import RunFolder
 from asyncgrpo.planning.model import RunModel
-from asyncgrpo.planning.prediction import Prediction, compare, model_from_former_run, predict, prediction_from_run
+from asyncgrpo.planning.prediction import (
+    Prediction,
+    compare,
+    model_from_former_run,
+    predict,
+    prediction_from_run,
+    with_the_lengths_that_came,
+)
 from asyncgrpo.preflight import Job
 
 __all__ = ["FEWEST_LEFT", "STEADY_STEPS", "Forecast", "former_model"]
@@ -109,10 +116,20 @@ class Forecast:
             return
         entries = []
         for prediction in self._made:
-            comparison = compare(prediction, records)
+            knowing = _knowing_lengths(prediction, folder, records)
+            comparison = compare(prediction, records, knowing)
             known = {"predicted": prediction.as_json()} if comparison is None else comparison.as_json()
             entries.append({"text": str(comparison or prediction), **known})
         write_text(folder.prediction_file, json.dumps(entries, indent=2) + "\n")
+
+
+def _knowing_lengths(prediction: Prediction, folder: RunFolder, records: Sequence[dict[str, Any]]) -> Prediction | None:
+    """None where no step came, or no rollouts of it are left."""
+    try:
+        return with_the_lengths_that_came(prediction, folder.path, int(records[-1]["step"])) if records else None
+    except (RunFolderError, ValueError) as error:
+        _log(error)
+        return None
 
 
 def former_model(config: RunConfig) -> tuple[RunModel, tuple[str, ...]] | None:

@@ -70,6 +70,8 @@ async def test_the_rest_is_predicted_from_the_first_steps_and_held_against_them(
     stale = [step["staleness_mean"] for step in rest]
     assert measured["staleness"] == pytest.approx(np.average(stale, weights=tokens))
     assert entry["step_seconds_error"] == pytest.approx(said["step_seconds"] / np.mean(seconds) - 1)
+    knowing = entry["knowing_lengths"]["step_seconds"]
+    assert entry["step_seconds_error_knowing_lengths"] == pytest.approx(knowing / np.mean(seconds) - 1)
     assert entry["staleness_error"] == pytest.approx(said["staleness"] - measured["staleness"])
     assert said["after_step"] == FIRST
     assert said["step_seconds"] > 0.0

@@ -14,7 +14,7 @@ from asyncgrpo.planning.model import EngineModel, LearnerModel, Lengths, Policy,
 from asyncgrpo.planning.pace import fit_pace, nonnegative_least_squares
 from asyncgrpo.planning.recorded import Record, Recording, Samples
 
-__all__ = ["fit", "policy_of"]
+__all__ = ["fit", "lengths_of", "policy_of"]
 
 VLLM_MAX_NUM_SEQS = 256
 FEWEST_SAMPLES = 8
@@ -31,7 +31,7 @@ def fit(recording: Recording) -> RunModel:
     failed = _counts(steps[-1], "failed", "environment", "reward")
     admitted = max(1, int(steps[-1].get("groups_admitted", 0)))
     return RunModel(
-        lengths=_lengths(samples),
+        lengths=lengths_of(samples),
         engines=engines,
         learner=_learner(samples, steps, config),
         policy=policy_of(config),
@@ -72,7 +72,7 @@ def _engines(samples: Samples, steps: Sequence[Record], config: RunConfig, count
     )
 
 
-def _lengths(samples: Samples) -> Lengths:
+def lengths_of(samples: Samples) -> Lengths:
     """Finished groups as they were; those cut or short of samples are filled up from their own."""
     order = np.argsort(samples.group, kind="stable")
     _, starts = np.unique(samples.group[order], return_index=True)

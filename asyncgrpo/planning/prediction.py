@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +14,9 @@ import pyarrow as pa
 from asyncgrpo.config import RunConfig
 from asyncgrpo.observe.steps import verdict
 from asyncgrpo.planning.assumptions import assumptions
-from asyncgrpo.planning.fitting import fit, policy_of
+from asyncgrpo.planning.fitting import fit, lengths_of, policy_of
 from asyncgrpo.planning.model import RunModel
-from asyncgrpo.planning.recorded import Record, Recording, joined, read_recording, samples_of
+from asyncgrpo.planning.recorded import Record, Recording, joined, read_recording, read_samples, samples_of
 from asyncgrpo.planning.scaling import affordable
 from asyncgrpo.planning.simulator import simulate
 
@@ -28,12 +29,15 @@ __all__ = [
     "prediction_from_former_run",
     "prediction_from_records",
     "prediction_from_run",
+    "with_the_lengths_that_came",
 ]
 
 SEEDS = 4
 MOST_STEPS = 200
 """Simulated: a longer run has reached its steady state by then."""
 FEWEST_STEPS = 8
+LENGTHS_FROM = 50
+"""Steps whose rollouts are read at the end of a run, however long it was."""
 SAMPLES = 160_000
 """Simulated in all, unless FEWEST_STEPS have more: two seconds, while a run may want the processor."""
 
@@ -54,6 +58,8 @@ class Prediction:
     idle_ratio: float
     assumptions: tuple[str, ...] = ()
     """Settings of the run that it does not know how to predict, each with what it takes them for."""
+    model: RunModel = field(repr=False, compare=False)
+    """What was simulated."""
 
     @property
     def verdict(self) -> str:
@@ -73,7 +79,8 @@ class Prediction:
         return self.source + (f", as if {' and '.join(self.assumptions)}" if self.assumptions else "")
 
     def as_json(self) -> Mapping[str, Any]:
-        return {**asdict(self), "verdict": self.verdict}
+        said = {each.name: getattr(self, each.name) for each in fields(self) if each.name != "model"}
+        return {**said, "verdict": self.verdict}
 
 
 def predict(
@@ -110,6 +117,7 @@ def predict(
         waiting_ratio=mean("waiting_ratio"),
         idle_ratio=mean("idle_ratio"),
         assumptions=assumptions,
+        model=model,
     )
 
 
@@ -152,11 +160,31 @@ def model_from_former_run(folder: str | Path, config: RunConfig) -> tuple[RunMod
     return fit(recording).with_policy(**changes), assumptions(config, recording.config)
 
 
+def with_the_lengths_that_came(prediction: Prediction, folder: str | Path, last_step: int) -> Prediction:
+    """The same prediction of the steps up to `last_step`, had the lengths of their completions been known: what is off
+    in it is the model's fault, the rest is what the policy learnt. Lengths are those of at most LENGTHS_FROM steps.
+
+    Raises RunFolderError where `folder` holds no samples of these steps, ValueError when there is none.
+    """
+    done = prediction.after_step
+    steps = range(done + 1, last_step + 1)
+    samples = read_samples(folder, steps[:: math.ceil(len(steps) / LENGTHS_FROM) or 1])
+    return predict(
+        replace(prediction.model, lengths=lengths_of(samples)),
+        total_steps=last_step,
+        after_step=done,
+        source=prediction.source,
+        assumptions=prediction.assumptions,
+    )
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
     """A prediction beside what happened in the same steps."""
 
     predicted: Prediction
+    knowing_lengths: Prediction | None = None
+    """See `with_the_lengths_that_came`."""
     steps: int
     step_seconds: float
     tokens_per_second: float
@@ -173,11 +201,18 @@ class Comparison:
         """Predicted over measured, less 1."""
         return self.predicted.step_seconds / self.step_seconds - 1.0
 
+    @property
+    def step_seconds_error_knowing_lengths(self) -> float | None:
+        known = self.knowing_lengths
+        return None if known is None else known.step_seconds / self.step_seconds - 1.0
+
     def __str__(self) -> str:
-        said = self.predicted
+        said, known = self.predicted, self.step_seconds_error_knowing_lengths
+        knowing = "" if known is None else f"; {known:+.0%} had the lengths of completions been known"
+        error = f"({self.step_seconds_error:+.0%}{knowing})"
         return (
             f"Predicted from {said.made_from}, measured in the {self.steps} steps after step {said.after_step}: "
-            f"{said.step_seconds:.3g} and {self.step_seconds:.3g} s per step ({self.step_seconds_error:+.0%}), "
+            f"{said.step_seconds:.3g} and {self.step_seconds:.3g} s per step {error}, "
             f"mean staleness {said.staleness:.2f} and {self.staleness:.2f}, "
             f"learner waiting {said.waiting_ratio:.0%} and {self.waiting_ratio:.0%}."
         )
@@ -189,10 +224,14 @@ class Comparison:
             "measured": {**measured, "waiting_ratio": self.waiting_ratio},
             "step_seconds_error": self.step_seconds_error,
             "staleness_error": self.staleness_error,
+            "knowing_lengths": None if self.knowing_lengths is None else self.knowing_lengths.as_json(),
+            "step_seconds_error_knowing_lengths": self.step_seconds_error_knowing_lengths,
         }
 
 
-def compare(prediction: Prediction, records: Sequence[Record]) -> Comparison | None:
+def compare(
+    prediction: Prediction, records: Sequence[Record], knowing_lengths: Prediction | None = None
+) -> Comparison | None:
     """Against the steps that it is about, of a run's records; None when there are none."""
     steps = [record for record in records if int(record["step"]) > prediction.after_step]
     seconds, tokens = sum(step["step_seconds"] for step in steps), sum(step["tokens_trained"] for step in steps)
@@ -200,6 +239,7 @@ def compare(prediction: Prediction, records: Sequence[Record]) -> Comparison | N
         return None
     return Comparison(
         predicted=prediction,
+        knowing_lengths=knowing_lengths,
         steps=len(steps),
         step_seconds=seconds / len(steps),
         tokens_per_second=tokens / seconds,

@@ -18,7 +18,7 @@ from asyncgrpo.errors import RunFolderError
 from asyncgrpo.observe.recorder import read_metrics
 from asyncgrpo.observe.run_folder import RunFolder
 
-__all__ = ["Recording", "Samples", "read_recording"]
+__all__ = ["Recording", "Samples", "read_recording", "read_samples"]
 
 Record = Mapping[str, Any]
 CLOCK = b"monotonic_to_unix_seconds"
@@ -64,15 +64,24 @@ def read_recording(path: str | Path, first_steps: int | None = None, config: Run
     steps = recorded[:first_steps]
     if not steps:
         raise RunFolderError(f"{folder.metrics_file} holds no finished step, so there is nothing to plan from")
-    names = [f"step_{record['step']:06d}.parquet" for record in steps]
-    if len(steps) == len(recorded):
+    samples = read_samples(path, [record["step"] for record in steps], untrained=len(steps) == len(recorded))
+    config = config if config is not None else load_config(folder.config_file).config
+    return Recording(config=config, steps=steps, samples=samples)
+
+
+def read_samples(path: str | Path, steps: Sequence[int], *, untrained: bool = False) -> Samples:
+    """Of a run folder, those that these steps trained, where their rollouts are still there, and those that were never
+    trained. Raises RunFolderError when there is none.
+    """
+    folder = RunFolder(path)
+    names = [f"step_{step:06d}.parquet" for step in steps]
+    if untrained:
         names.append("untrained.parquet")
     files = [file for name in names if (file := folder.rollouts_dir / name).exists()]
     tables = [samples_of(pq.read_table(file, columns=[*_COLUMNS, "versions"])) for file in files]
     if not any(len(table) for table in tables):
         raise RunFolderError(f"{folder.rollouts_dir} holds no samples; plan from a run with observe.save_rollouts=true")
-    config = config if config is not None else load_config(folder.config_file).config
-    return Recording(config=config, steps=steps, samples=joined(tables))
+    return joined(tables)
 
 
 def samples_of(table: pa.Table) -> Samples:

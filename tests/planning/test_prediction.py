@@ -1,14 +1,18 @@
 """A prediction covers the steps after those that it was made from, and is held against them only."""
 
 from dataclasses import replace
+from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from asyncgrpo.config import RunConfig
 from asyncgrpo.config.names import FIELDS
+from asyncgrpo.errors import RunFolderError
 from asyncgrpo.planning.assumptions import CARRIED_OVER, MODELLED_AS, NO_PACE, POLICY, assumptions
 from asyncgrpo.planning.model import EngineModel, LearnerModel, Lengths, Policy, RunModel
-from asyncgrpo.planning.prediction import compare, predict
+from asyncgrpo.planning.prediction import compare, predict, with_the_lengths_that_came
 
 MODEL = RunModel(
     lengths=Lengths.lognormal(100, 0.0, 4),
@@ -39,6 +43,37 @@ def test_prediction_against_measurement() -> None:
     assert comparison.step_seconds_error == pytest.approx(-0.2)
     assert comparison.staleness_error == pytest.approx(0.0)
     assert "after step 4" in str(comparison)
+
+
+def rollouts(folder: Path, step: int, tokens: int) -> None:
+    """Four groups of four samples of equal length."""
+    size = 16
+    rows = {
+        "step": [step] * size,
+        "group_id": [4 * step + number // 4 for number in range(size)],
+        "engine": ["engine-0"] * size,
+        **{name: [0.0] * size for name in ("started_at", "finished_at", "admitted_at", "entered_at")},
+        "versions": [[step - 1] * tokens] * size,
+    }
+    (folder / "rollouts").mkdir(exist_ok=True)
+    pq.write_table(pa.table(rows), folder / "rollouts" / f"step_{step:06d}.parquet")
+
+
+def test_what_lengths_explain_is_told_apart(tmp_path: Path) -> None:
+    """Completions of 100 tokens were expected, of 50 came: 0.5 s of generation, not 1.0, beside 1.0 s of training."""
+    prediction = predict(MODEL, total_steps=10, after_step=4, source="its first 4 steps")
+    for step, tokens in ((4, 100), (5, 50), (7, 50)):  # of step 6 nothing was kept
+        rollouts(tmp_path, step, tokens)
+    knowing = with_the_lengths_that_came(prediction, tmp_path, 7)
+    assert (knowing.step_seconds, knowing.after_step) == (pytest.approx(1.5), 4)
+    comparison = compare(prediction, [record(step, 1.25) for step in (5, 6, 7)], knowing)
+    assert comparison is not None
+    assert comparison.step_seconds_error == pytest.approx(0.6)
+    assert comparison.step_seconds_error_knowing_lengths == pytest.approx(0.2)
+    assert "(+60%; +20% had the lengths of completions been known)" in str(comparison)
+    assert comparison.as_json()["knowing_lengths"]["step_seconds"] == pytest.approx(1.5)
+    with pytest.raises(RunFolderError, match="holds no samples"):
+        with_the_lengths_that_came(prediction, tmp_path / "gone", 7)
 
 
 def test_a_part_of_a_long_run_stands_for_all_of_it() -> None:
