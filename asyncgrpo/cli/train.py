@@ -11,6 +11,7 @@ from typing import Any
 from asyncgrpo.config.loading import load_config
 from asyncgrpo.config.names import SECTIONS
 from asyncgrpo.config.sections import RewardSection
+from asyncgrpo.observe.run_folder import RunFolder
 
 
 def add(commands: Any) -> None:
@@ -39,6 +40,7 @@ def run(arguments: argparse.Namespace, overrides: Sequence[str]) -> int:
     """Load the configuration and train. Raises AsyncGRPOError."""
     resume = ["--run.resume=must"] if arguments.resume else []
     loaded = load_config(arguments.config, [*overrides, *resume])
+    RunFolder(loaded.config.run.output_dir).check_unlocked()  # a second run of a folder hears of the first at once
     # Before the imports, which can take a minute where files are not in memory yet.
     print(f"asyncgrpo {version('asyncgrpo')}: checking {arguments.config}", flush=True)
 

@@ -132,7 +132,6 @@ def run_folder(config: RunConfig) -> Check:
     def fate() -> str:
         check_output_dir(config.run)
         folder = RunFolder(config.run.output_dir)
-        folder.check_unlocked()
         if folder.has_checkpoint:
             return f"the run in {folder.path} goes on from its checkpoint"
         if folder.was_cut_off:
