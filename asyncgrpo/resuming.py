@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from asyncgrpo.checkpoint.compare import check_resumable, differences, reward_differences
 from asyncgrpo.checkpoint.store import Checkpoint
@@ -22,7 +22,7 @@ from asyncgrpo.errors import CheckpointError, RunFolderError
 from asyncgrpo.evaluations import is_last_owed
 from asyncgrpo.observe.evaluations import kept_length
 from asyncgrpo.observe.recorder import read_metrics
-from asyncgrpo.observe.rewind import check_lengths, growing_files, rewind
+from asyncgrpo.observe.rewind import check_lengths, growing_files, lines_since, rewind
 from asyncgrpo.observe.run_folder import RunFolder
 from asyncgrpo.preflight import Job
 from asyncgrpo.run_state import read
@@ -59,11 +59,12 @@ def begin(job: Job) -> Beginning:
             )
         prompts = read(checkpoint.folder)["books"]["prompts"]["stream"]
         job.prompts.restore(prompts, allow_changed=run.allow_changes)
+        notes = [*goes_on(folder, checkpoint, job), *notes]
         go_back(folder, checkpoint, job.config)
     except BaseException:
         folder.close()
         raise
-    return Beginning(job, folder, checkpoint, [f"resuming after step {checkpoint.step} of {job.total_steps}", *notes])
+    return Beginning(job, folder, checkpoint, notes)
 
 
 def _begin_again(job: Job) -> Beginning:
@@ -85,6 +86,34 @@ def _has_ended(folder: RunFolder, job: Job) -> bool:
     if not folder.summary_json.is_file() or is_last_owed(job, folder):
         return False
     return bool(json.loads(folder.summary_json.read_text())["steps"] == len(read_metrics(folder.metrics_file)))
+
+
+def goes_on(folder: RunFolder, checkpoint: Checkpoint, job: Job) -> list[str]:
+    """What a user is told before `go_back`: from where the run goes on, what is lost, and what is not. Raises
+    CheckpointError."""
+    state, step = read(checkpoint.folder), checkpoint.step
+    lost = lines_since(folder.metrics_file, state["lengths"][folder.metrics_file.name])
+    if lost:
+        steps = f"step {step + 1} was" if lost == 1 else f"steps {step + 1} to {step + lost} were"
+        rewound = f"{steps} trained after it and will be trained anew; what came of that is put aside (*.rewound-*)"
+    else:
+        rewound = "no step was completed after it"
+    return [
+        f"resuming after step {step} of {job.total_steps}, from {checkpoint.folder}",
+        rewound,
+        _waiting(state, job.config),
+    ]
+
+
+def _waiting(state: Mapping[str, Any], config: RunConfig) -> str:
+    """What becomes of the groups that were not trained yet."""
+    contract = state["contract"]
+    finished, again = len(contract["finished"]), len(state["books"]["prompts"]["waiting"])
+    if contract["bound"] != [config.buffer.max_staleness, config.fresh_groups]:  # as the contract will find
+        finished, again = 0, again + finished
+    groups = f"{finished} finished group{'' if finished == 1 else 's'} will be trained from the buffer"
+    prompts = "1 prompt is" if again == 1 else f"{again} prompts are"
+    return f"{groups}; {prompts} issued again (in flight then, or due for another try)"
 
 
 def go_back(folder: RunFolder, checkpoint: Checkpoint, config: RunConfig) -> None:

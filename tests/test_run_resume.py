@@ -99,16 +99,32 @@ def check_history(folder: Path, steps: int, groups_per_step: int = 2) -> RunFold
     return source
 
 
-def test_a_failed_run_goes_on_from_its_last_checkpoint(tiny_model: Path, tmp_path: Path) -> None:
+def test_a_failed_run_goes_on_from_its_last_checkpoint(
+    tiny_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     sections = {"replay": {"replay_fraction": 0.5}, "training": {"max_steps": 10}}
     with pytest.raises(RewardError, match="on purpose"):
         train(tiny_model, tmp_path, reward=FailsAt(9), starts_engine=True, **sections)
     assert len(Run(tmp_path).steps) >= 5  # 3 slots of one group each
     assert (tmp_path / "run" / "checkpoints" / "step-00000004" / "manifest.json").is_file()
     newest = max((tmp_path / "run" / "checkpoints").glob("step-*"))
-    lost = read(newest)["contract"]["in_flight"]
+    saved, trained = read(newest), len(Run(tmp_path).steps)
+    lost, waiting = saved["contract"]["in_flight"], len(saved["contract"]["finished"])
+    capsys.readouterr()
     outcome = train(tiny_model, tmp_path, starts_engine=True, **sections)
     assert (outcome.steps, outcome.interrupted) == (10, False)
+    # It is said before anything else is done, and agrees with what was on disk.
+    said, step = capsys.readouterr().out.splitlines()[:8], int(newest.name.partition("-")[2])
+    first = said.index(f"  note: resuming after step {step} of 10, from {newest}")
+    assert first == 1
+    assert said[first + 1].removeprefix("  note: ").partition(" trained")[0] == (
+        {
+            0: "no step was completed after it",
+            1: f"step {step + 1} was",
+        }.get(trained - step, f"steps {step + 1} to {trained} were")
+    )
+    assert f"  note: {waiting} finished group{'s' * (waiting != 1)} will be trained" in said[first + 2]
+    assert f" {len(lost)} prompt{'s are' if len(lost) != 1 else ' is'} issued again" in said[first + 2]
     source = check_history(tmp_path, 10, groups_per_step=1)
     assert ".1-" in source.incarnation
     assert sum(entry.reason == "resumed" for entry in read_ledger(source.ledger_file)) == len(lost)
