@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import argparse
+import shlex
 import textwrap
 from collections.abc import Sequence
+from contextlib import suppress
 from importlib.metadata import version
 from typing import Any
 
 from asyncgrpo.config.loading import load_config
 from asyncgrpo.config.names import SECTIONS
+from asyncgrpo.config.secrets import masked
 from asyncgrpo.config.sections import RewardSection
 from asyncgrpo.observe.run_folder import RunFolder
 
@@ -38,15 +41,20 @@ def add(commands: Any) -> None:
 
 def run(arguments: argparse.Namespace, overrides: Sequence[str]) -> int:
     """Load the configuration and train. Raises AsyncGRPOError."""
-    resume = ["--run.resume=must"] if arguments.resume else []
-    loaded = load_config(arguments.config, [*overrides, *resume])
+    options = ["--resume"] if arguments.resume else []
+    loaded = load_config(arguments.config, [*overrides, *(["--run.resume=must"] if options else [])])
     RunFolder(loaded.config.run.output_dir).check_unlocked()  # a second run of a folder hears of the first at once
     # Before the imports, which can take a minute where files are not in memory yet.
     print(f"asyncgrpo {version('asyncgrpo')}: checking {arguments.config}", flush=True)
 
-    from asyncgrpo.launch import run_training
+    from asyncgrpo.launch import INTERRUPTED, run_training
 
-    return run_training(loaded)
+    code = run_training(loaded)
+    if code == INTERRUPTED and RunFolder(loaded.config.run.output_dir).has_checkpoint:
+        command = masked(shlex.join(["asyncgrpo", "train", arguments.config, *overrides, *options]))
+        with suppress(OSError):  # the terminal may have gone away, which is a way to be interrupted
+            print(f"to go on: {command}", flush=True)
+    return code
 
 
 def _settings() -> str:
