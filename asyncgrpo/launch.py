@@ -22,7 +22,7 @@ from asyncgrpo.config import RunConfig
 from asyncgrpo.config.loading import LoadedConfig
 from asyncgrpo.config.render import render_config
 from asyncgrpo.config.secrets import masked
-from asyncgrpo.errors import AsyncGRPOError, RunFolderError
+from asyncgrpo.errors import INTERRUPTED, AsyncGRPOError, RunFolderError
 from asyncgrpo.evaluations import is_last_owed
 from asyncgrpo.forecast import Forecast
 from asyncgrpo.generation.spec import VLLM_MODULE
@@ -46,9 +46,6 @@ logger = logging.getLogger(__name__)
 
 OnStart = Callable[[asyncio.AbstractEventLoop, asyncio.Task[Any]], None]
 """Gets the loop and the task of a run that starts: cancelling the task ends the run in order."""
-
-INTERRUPTED = 130
-"""Exit code of a run that a signal stopped, as shells have it."""
 
 _SAVING_MODEL = "putting the final model in its place (observe.write_timeout)"
 _WRITING_SETTINGS = "writing the settings (observe.write_timeout)"

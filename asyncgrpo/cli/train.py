@@ -14,6 +14,7 @@ from asyncgrpo.config.loading import load_config
 from asyncgrpo.config.names import SECTIONS
 from asyncgrpo.config.secrets import masked
 from asyncgrpo.config.sections import RewardSection
+from asyncgrpo.errors import EXIT_CODES, INTERRUPTED
 from asyncgrpo.observe.run_folder import RunFolder
 
 
@@ -24,7 +25,7 @@ def add(commands: Any) -> None:
         help="train a model",
         description="Train a model as CONFIG.yaml says. Any setting can be given as --section.field=value as well,\n"
         "which wins over the file. Everything is checked before anything is loaded.",
-        epilog=_settings(),
+        epilog=_epilog(),
         formatter_class=argparse.RawDescriptionHelpFormatter,
         usage="asyncgrpo train CONFIG.yaml [--resume] [--section.field=value ...]",
         allow_abbrev=False,
@@ -47,7 +48,7 @@ def run(arguments: argparse.Namespace, overrides: Sequence[str]) -> int:
     # Before the imports, which can take a minute where files are not in memory yet.
     print(f"asyncgrpo {version('asyncgrpo')}: checking {arguments.config}", flush=True)
 
-    from asyncgrpo.launch import INTERRUPTED, run_training
+    from asyncgrpo.launch import run_training
 
     code = run_training(loaded)
     if code == INTERRUPTED and RunFolder(loaded.config.run.output_dir).has_checkpoint:
@@ -57,13 +58,15 @@ def run(arguments: argparse.Namespace, overrides: Sequence[str]) -> int:
     return code
 
 
-def _settings() -> str:
+def _epilog() -> str:
     lines = ["sections and their fields:"]
     for section, cls in SECTIONS.items():
         fields = textwrap.wrap(", ".join(cls.model_fields), width=80)
         lines += [f"  {section if i == 0 else '':<11} {text}" for i, text in enumerate(fields)]
+    lines += [f"  {'rewards':<11} a list of: {', '.join(RewardSection.model_fields)}", "", "exit codes:"]
+    for code, meaning in EXIT_CODES.items():
+        lines += [f"  {code if i == 0 else '':<4} {text}" for i, text in enumerate(textwrap.wrap(meaning, width=88))]
     lines += [
-        f"  {'rewards':<11} a list of: {', '.join(RewardSection.model_fields)}",
         "",
         "`asyncgrpo config` prints every field with its default and what it means;",
         "`asyncgrpo config CONFIG.yaml` prints what a run would use, and where each value comes from.",
