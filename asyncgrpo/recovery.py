@@ -16,6 +16,7 @@ from asyncgrpo.checkpoints import LEARNER
 from asyncgrpo.concurrency import aside, deadline, run_until
 from asyncgrpo.errors import AsyncGRPOError, CheckpointError, GuardError, LearnerError, StallError
 from asyncgrpo.observe.loop_delay import measure_loop_delay
+from asyncgrpo.observe.settings_history import take_back_changes
 from asyncgrpo.observe.watchdog import Watchdog
 from asyncgrpo.orchestrator import Orchestrator
 from asyncgrpo.resuming import go_back, goes_on, newest
@@ -134,6 +135,7 @@ class Training:
         session.folder.count_start()
         notes = goes_on(session.folder, checkpoint, session.job)
         go_back(session.folder, checkpoint, session.job.config)
+        take_back_changes(session.folder, checkpoint.step)
         return notes
 
     async def _publish(self, version: int) -> None:

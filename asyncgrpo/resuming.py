@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from asyncgrpo.checkpoint.compare import check_resumable, differences, reward_differences
+from asyncgrpo.checkpoint.compare import Difference, check_resumable, differences, reward_differences
 from asyncgrpo.checkpoint.store import Checkpoint
 from asyncgrpo.checkpoints import REWARDS, read_config, store_of
 from asyncgrpo.config import RunConfig
@@ -24,10 +24,14 @@ from asyncgrpo.observe.evaluations import kept_length
 from asyncgrpo.observe.recorder import read_metrics
 from asyncgrpo.observe.rewind import check_lengths, growing_files, lines_since, rewind
 from asyncgrpo.observe.run_folder import RunFolder
+from asyncgrpo.observe.settings_history import Change, take_back_changes
 from asyncgrpo.preflight import Job
 from asyncgrpo.run_state import read
 
 logger = logging.getLogger(__name__)
+
+OF_A_START = {"run.output_dir", "run.resume", "run.allow_changes"}
+"""Settings that say how a start of a run begins, so that a change of them is none of the run's."""
 
 
 class Beginning(NamedTuple):
@@ -38,6 +42,8 @@ class Beginning(NamedTuple):
     """To go on from; None: the run is new."""
     notes: list[str]
     """What a user should know of the resume."""
+    changes: list[Change]
+    """Of settings, since the checkpoint."""
 
 
 def begin(job: Job) -> Beginning:
@@ -46,12 +52,12 @@ def begin(job: Job) -> Beginning:
     if run.resume == "allow" and there.was_cut_off:
         return _begin_again(job)
     if run.resume == "never" or (run.resume == "allow" and not there.has_checkpoint):
-        return Beginning(job, RunFolder.create(run.output_dir), None, [])
+        return Beginning(job, RunFolder.create(run.output_dir), None, [], [])
     folder = RunFolder.reopen(run.output_dir)
     try:
         checkpoint, notes = _choose(folder, job.config)
-        job = _with_saved_dtype(job, checkpoint)
-        notes += _changes(checkpoint, job)
+        job, changed = compared(job, checkpoint)
+        notes += [f"changed since: {difference}" for difference in changed]
         if checkpoint.step > job.total_steps or (checkpoint.step == job.total_steps and _has_ended(folder, job)):
             raise RunFolderError(
                 f"run folder {folder.path} has trained all {checkpoint.step} steps; raise training.max_steps to go on, "
@@ -64,7 +70,8 @@ def begin(job: Job) -> Beginning:
     except BaseException:
         folder.close()
         raise
-    return Beginning(job, folder, checkpoint, notes)
+    changes = [Change(*each[:3], each.kind == "meaning") for each in changed if each.setting not in OF_A_START]
+    return Beginning(job, folder, checkpoint, notes, changes)
 
 
 def _begin_again(job: Job) -> Beginning:
@@ -74,11 +81,14 @@ def _begin_again(job: Job) -> Beginning:
     try:
         store_of(folder, config.checkpoint).clear_leftovers()
         aside = rewind(folder, {path.name: 0 for path in growing_files(folder)}, 0)
+        take_back_changes(folder, 0)
     except BaseException:
         folder.close()
         raise
     names = ", ".join(path.name for path in aside) or "nothing"
-    return Beginning(job, folder, None, [f"begun anew: it was cut off before its first checkpoint; put aside: {names}"])
+    return Beginning(
+        job, folder, None, [f"begun anew: it was cut off before its first checkpoint; put aside: {names}"], []
+    )
 
 
 def _has_ended(folder: RunFolder, job: Job) -> bool:
@@ -149,19 +159,24 @@ def _choose(folder: RunFolder, config: RunConfig) -> tuple[Checkpoint, list[str]
     return checkpoint, skipped
 
 
-def _with_saved_dtype(job: Job, checkpoint: Checkpoint) -> Job:
-    """What running engines compute in is known once they are asked: they are held to what they did before."""
-    saved = read_config(checkpoint.folder)["engines"]["dtype"]
-    if job.config.engines.dtype != "auto":
-        return job
-    engines = job.config.engines.model_copy(update={"dtype": saved})
-    return replace(job, config=job.config.model_copy(update={"engines": engines}))
+def compared(job: Job, checkpoint: Checkpoint) -> tuple[Job, list[Difference]]:
+    """The job as it goes on from a checkpoint, and which settings have changed since that was saved.
 
-
-def _changes(checkpoint: Checkpoint, job: Job) -> list[str]:
-    config, saved = job.config, read_config(checkpoint.folder)
+    Raises ConfigError for changes with meaning that `run.allow_changes` does not allow.
+    """
+    saved = read_config(checkpoint.folder)
+    job = _with_saved_dtype(job, saved)
+    config = job.config
     found = differences(saved, config)
     if not (saved.get("rewards") or config.rewards):  # else these have been compared, and say more
         found += reward_differences(saved.get(REWARDS), [(each.name, each.weight) for each in job.rewards])
     check_resumable(found, override="--run.allow_changes=true", allowed=config.run.allow_changes)
-    return [f"changed since: {difference}" for difference in found]
+    return job, found
+
+
+def _with_saved_dtype(job: Job, saved: Mapping[str, Any]) -> Job:
+    """What running engines compute in is known once they are asked: they are held to what they did before."""
+    if job.config.engines.dtype != "auto":
+        return job
+    engines = job.config.engines.model_copy(update={"dtype": saved["engines"]["dtype"]})
+    return replace(job, config=job.config.model_copy(update={"engines": engines}))

@@ -151,6 +151,11 @@ class RunFolder:
         return self.path / "config.yaml"
 
     @property
+    def settings_file(self) -> Path:
+        """One line of JSON per start that changed settings; absent if none did."""
+        return self.path / "settings.jsonl"
+
+    @property
     def metrics_file(self) -> Path:
         """One line of JSON per step."""
         return self.path / "metrics.jsonl"

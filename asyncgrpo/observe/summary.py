@@ -6,6 +6,7 @@ import itertools
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
 from typing import Any
 
 from asyncgrpo.errors import RunFolderError
@@ -17,6 +18,7 @@ from asyncgrpo.observe.plot import plot_run
 from asyncgrpo.observe.progress import format_duration
 from asyncgrpo.observe.recorder import read_metrics, rollout_file
 from asyncgrpo.observe.run_folder import RunFolder
+from asyncgrpo.observe.settings_history import read_history
 from asyncgrpo.observe.steps import verdict
 
 __all__ = ["Summary", "summarise", "write_summary"]
@@ -44,6 +46,7 @@ def write_summary(folder: RunFolder, target_steps: int | None = None) -> str:
         **_dropped(folder),
         "target_steps": target_steps or len(records),
         "checkpoint_step": folder.checkpoint_step,
+        "settings_changed": [asdict(each) for each in read_history(folder)],
         "predictions": _predictions(folder),
         **_evaluations(evaluations),
     }
@@ -147,6 +150,7 @@ def _text(
             f"# {folder.path.name}: {_progress(summary)} in {format_duration(summary['seconds'])}",
             "",
             *_number_lines(summary),
+            *_changed_lines(folder),
             *held_out,
             *_example_lines(pairs, ends),
             "",
@@ -203,6 +207,15 @@ def _left_lines(summary: Summary) -> list[str]:
         return ["* No checkpoint was saved (checkpoint.save_minutes, checkpoint.save_steps), so it cannot go on."]
     nothing_lost = f" Nothing is lost with {groups}: {prompts} again then." if left else ""
     return [f"* The same command goes on after step {saved} (in Python: train() once more).{nothing_lost}"]
+
+
+def _changed_lines(folder: RunFolder) -> list[str]:
+    """Settings that a resume changed: what the numbers above are of, from one step on."""
+    return [
+        f"* Changed from step {each.first_step} on: {'; '.join(told)}."
+        for each in read_history(folder)
+        if (told := [str(change) for change in each.changes if change.has_meaning])
+    ]
 
 
 def _end_lines(summary: Summary) -> list[str]:
