@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -151,12 +151,17 @@ def _choose(folder: RunFolder, config: RunConfig) -> tuple[Checkpoint, list[str]
     store_of(folder, config.checkpoint).clear_leftovers()
     checkpoint, skipped = newest(folder, config)
     if checkpoint is None:
-        reasons = "\n".join(skipped)
-        raise CheckpointError(
-            f"no checkpoint in {folder.checkpoints_dir} is complete, so the run cannot be resumed; choose another "
-            f"run.output_dir, or remove the folder to start anew\n{reasons}"
-        )
+        raise none_complete(folder, skipped)
     return checkpoint, skipped
+
+
+def none_complete(folder: RunFolder, passed_over: Sequence[str]) -> CheckpointError:
+    """The refusal of a run whose checkpoints were all passed over."""
+    reasons = "\n".join(passed_over)
+    return CheckpointError(
+        f"no checkpoint in {folder.checkpoints_dir} is complete, so the run cannot be resumed; choose another "
+        f"run.output_dir, or remove the folder to start anew\n{reasons}"
+    )
 
 
 def compared(job: Job, checkpoint: Checkpoint) -> tuple[Job, list[Difference]]:
