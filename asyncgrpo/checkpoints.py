@@ -3,7 +3,8 @@
     between two steps:  orchestrator's part in one moment -> learner writes its part   | the next step waits for these
     then, beside it:    the rest is written, hashed, synced, renamed, older ones go    | engines generate throughout
 
-A checkpoint that cannot be saved is said and counted, and the run goes on: those before it are still there.
+A checkpoint that cannot be saved is said and counted, and the run goes on: those before it are still there. A rank that
+hangs as it saves is as good as dead, so that is raised, for the run to go back to one of these with another.
 """
 
 from __future__ import annotations
@@ -91,11 +92,13 @@ class Checkpoints:
         try:
             what = f"saving the checkpoint of step {step}"
             async with (
-                deadline(self._section.save_timeout, CheckpointError, f"{what} (checkpoint.save_timeout)"),
+                deadline(self._section.save_timeout, CheckpointError, f"{what} (checkpoint.save_timeout)") as limit,
                 self._store.writing(step, incarnation=session.folder.incarnation) as draft,
             ):
                 await draft.run(lambda folder: (folder / LEARNER).mkdir())
+                limit.reschedule(None)  # the ranks have a deadline of the same length: who misses it is known to
                 await session.learner.save(draft.folder / LEARNER)
+                limit.reschedule(asyncio.get_running_loop().time() + self._section.save_timeout)
                 learner_is_free.set()
                 await draft.run(partial(write, captured))
                 rewards = [[function.name, function.weight] for function in session.job.rewards]
@@ -107,6 +110,8 @@ class Checkpoints:
             session.metrics.learner.checkpoint_failures.inc()
             session.progress.note(f"warning: {error}")
             logger.warning("no checkpoint of step %d: %s", step, error)
+            if session.learner.is_late and self._complete_step:  # without one to go back to, it may still answer
+                raise
         else:
             seconds = time.monotonic() - started
             self._complete_step = step

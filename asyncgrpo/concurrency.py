@@ -59,11 +59,11 @@ def root_cause(error: BaseException) -> BaseException:
 
 
 @asynccontextmanager
-async def deadline(seconds: float, error: Callable[[str], Exception], what: str) -> AsyncIterator[None]:
-    """Raise `error("<what> took longer than <seconds> s")` when the block is late."""
+async def deadline(seconds: float, error: Callable[[str], Exception], what: str) -> AsyncIterator[asyncio.Timeout]:
+    """Raise `error("<what> took longer than <seconds> s")` when the block is late. Gives what can be rescheduled."""
     try:
         async with asyncio.timeout(seconds) as scope:
-            yield
+            yield scope
     except TimeoutError as late:
         if not scope.expired():
             raise

@@ -27,7 +27,29 @@ The command line prints `str(error)` on one line and exits with `exit_code`; a t
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Self
+
+INTERRUPTED = 130
+"""Exit code of what a signal stopped, as shells have it."""
+
+EXIT_CODES: Mapping[int, str] = {
+    0: "done",
+    1: "a bug, with a traceback; or what was asked for does not hold: a check of `doctor`, a step of `replay`, a "
+    "sample of `rollouts`; or nobody reads the output any more",
+    2: "an argument, a setting, the data or the run folder is refused, or the folder cannot be written",
+    3: "an engine did not start, or no engine is left",
+    4: "a policy version did not reach an engine, or engine and learner disagree about the same weights",
+    5: "a reward function failed",
+    6: "the learner failed, or its process ended",
+    7: "nothing moved for longer than a deadline",
+    8: "no checkpoint can be gone on from, or one cannot be read",
+    9: "a guard ended the run",
+    10: "an evaluation failed",
+    11: "an environment or a tool failed",
+    INTERRUPTED: "stopped by a signal: Ctrl-C, SIGTERM or SIGHUP",
+}
+"""Of the command line; each error below has its `exit_code` among them."""
 
 
 class AsyncGRPOError(Exception):

@@ -22,7 +22,7 @@ from asyncgrpo.config import RunConfig
 from asyncgrpo.config.loading import LoadedConfig
 from asyncgrpo.config.render import render_config
 from asyncgrpo.config.secrets import masked
-from asyncgrpo.errors import AsyncGRPOError, RunFolderError
+from asyncgrpo.errors import INTERRUPTED, AsyncGRPOError, RunFolderError
 from asyncgrpo.evaluations import is_last_owed
 from asyncgrpo.forecast import Forecast
 from asyncgrpo.generation.spec import VLLM_MODULE
@@ -34,6 +34,7 @@ from asyncgrpo.observe.model_card import write_model_card
 from asyncgrpo.observe.progress import Progress
 from asyncgrpo.observe.recorder import read_metrics
 from asyncgrpo.observe.run_folder import RunFolder
+from asyncgrpo.observe.settings_history import record_changes
 from asyncgrpo.observe.summary import write_summary
 from asyncgrpo.observe.webhook import check_webhook, end_told
 from asyncgrpo.preflight import Job, prepare
@@ -46,9 +47,6 @@ logger = logging.getLogger(__name__)
 
 OnStart = Callable[[asyncio.AbstractEventLoop, asyncio.Task[Any]], None]
 """Gets the loop and the task of a run that starts: cancelling the task ends the run in order."""
-
-INTERRUPTED = 130
-"""Exit code of a run that a signal stopped, as shells have it."""
 
 _SAVING_MODEL = "putting the final model in its place (observe.write_timeout)"
 _WRITING_SETTINGS = "writing the settings (observe.write_timeout)"
@@ -127,7 +125,7 @@ async def _run(
     config_text: str,
     make_learner: MakeLearner,
 ) -> Outcome:
-    job, folder, checkpoint, notes = beginning
+    job, folder, checkpoint, notes, changes = beginning
     run = asyncio.current_task()
     assert run is not None
     on_start(asyncio.get_running_loop(), run)
@@ -146,6 +144,7 @@ async def _run(
             await _load(session, checkpoint)
             saved = await load_saved(session, checkpoint)
             async with deadline(job.config.observe.write_timeout, RunFolderError, _WRITING_SETTINGS):
+                await aside(lambda: record_changes(folder, checkpoint.step + 1, changes))
                 await aside(lambda: write_text(folder.config_file, config_text))
         version = checkpoint.step if checkpoint else 0
         with progress.phase(f"publishing version {version} and proving it"):

@@ -105,8 +105,9 @@ def prepare(
 
 
 def check_output_dir(run: RunSection) -> None:
-    """Raises RunFolderError for a folder that can neither be made nor resumed."""
+    """Raises RunFolderError for a folder that can neither be made nor resumed, or that another run uses."""
     folder = RunFolder(run.output_dir)
+    folder.check_unlocked()
     has_checkpoint = folder.has_checkpoint
     if run.resume == "must" and not has_checkpoint:
         raise RunFolderError(

@@ -16,9 +16,10 @@ from asyncgrpo.checkpoints import LEARNER
 from asyncgrpo.concurrency import aside, deadline, run_until
 from asyncgrpo.errors import AsyncGRPOError, CheckpointError, GuardError, LearnerError, StallError
 from asyncgrpo.observe.loop_delay import measure_loop_delay
+from asyncgrpo.observe.settings_history import take_back_changes
 from asyncgrpo.observe.watchdog import Watchdog
 from asyncgrpo.orchestrator import Orchestrator
-from asyncgrpo.resuming import go_back, newest
+from asyncgrpo.resuming import go_back, goes_on, newest
 from asyncgrpo.run_state import Captured, load, read
 from asyncgrpo.session import Session
 
@@ -102,7 +103,9 @@ class Training:
             await self._orchestrator.log.settle()
             timeout = config.checkpoint.save_timeout
             async with deadline(timeout, CheckpointError, "taking back what came after (checkpoint.save_timeout)"):
-                await aside(lambda: self._take_back(checkpoint))
+                for note in await aside(lambda: self._take_back(checkpoint)):
+                    logger.info("%s", note)
+                    session.progress.note(f"  note: {note}")
             (session.metrics.learner.rollbacks if is_rollback else session.metrics.learner.restarts).inc()
             with session.learner_time.during("checkpoint"):
                 if is_rollback:
@@ -126,10 +129,14 @@ class Training:
                 "(learner.max_restarts)"
             ) from error
 
-    def _take_back(self, checkpoint: Checkpoint) -> None:
+    def _take_back(self, checkpoint: Checkpoint) -> list[str]:
+        """What the user should know of it."""
         session = self._session
         session.folder.count_start()
+        notes = goes_on(session.folder, checkpoint, session.job)
         go_back(session.folder, checkpoint, session.job.config)
+        take_back_changes(session.folder, checkpoint.step)
+        return notes
 
     async def _publish(self, version: int) -> None:
         """Every engine that gets work serves `version`, as this incarnation's."""

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+import re
+from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +20,8 @@ from asyncgrpo.batches import StepBatches
 from asyncgrpo.concurrency import aside, deadline
 from asyncgrpo.config import RunConfig
 from asyncgrpo.config.loading import LoadedConfig, load_config, split_overrides
+from asyncgrpo.config.names import FIELDS
+from asyncgrpo.config.problems import validate
 from asyncgrpo.config.render import render_config
 from asyncgrpo.config.secrets import secret_of
 from asyncgrpo.config.sections import RewardSection
@@ -32,6 +35,7 @@ from asyncgrpo.observe.recorded_groups import read_trained_groups, recorded_step
 from asyncgrpo.observe.recorder import Recorder, read_metrics
 from asyncgrpo.observe.run_folder import RunFolder
 from asyncgrpo.observe.server import MetricsServer
+from asyncgrpo.observe.settings_history import Change, read_history
 from asyncgrpo.observe.timing import TimeAccount
 from asyncgrpo.rewards.importing import OWN, from_config
 from asyncgrpo.types import Group, StepReport
@@ -58,7 +62,7 @@ class RetrainedStep:
 
 
 def load_rerun(folder: str | Path, overrides: Sequence[str]) -> LoadedConfig:
-    """The configuration of a recorded run, with what is to be different.
+    """The configuration that a recorded run had at its first step, with what is to be different.
 
     Raises ConfigError for a setting that the recorded data depends on, RunFolderError for a folder that is no run's.
     """
@@ -72,7 +76,40 @@ def load_rerun(folder: str | Path, overrides: Sequence[str]) -> LoadedConfig:
             raise ConfigError(f"--{key}: what was sampled depends on it; only these may be changed: {allowed}")
     if not any(key == "run.output_dir" for key, _ in pairs):
         overrides = [*overrides, f"--run.output_dir={run.path}-replay"]
-    return load_config(run.config_file, overrides)
+    return _as_it_began(load_config(run.config_file, overrides), run, {key for key, _ in pairs})
+
+
+def changed_inside(source: RunFolder, last_step: int | None) -> list[str]:
+    """Changes of settings that a resume made inside the steps up to `last_step`, which are trained as the first is."""
+    lines = []
+    for each in read_history(source):
+        told = "; ".join(str(change) for change in each.changes if change.has_meaning)
+        if told and each.first_step > 1 and (last_step is None or each.first_step <= last_step):
+            lines.append(f"from step {each.first_step} on the run had other settings ({told})")
+    return lines
+
+
+def _as_it_began(loaded: LoadedConfig, run: RunFolder, given: Collection[str]) -> LoadedConfig:
+    """What resumes have changed undone, the last first, but for what is given now."""
+    values, undone = loaded.config.model_dump(mode="json"), {}
+    for each in reversed(read_history(run)):
+        for change in each.changes:
+            if each.first_step > 1 and change.has_meaning and change.setting not in given:
+                _put(values, change)
+                undone[change.setting] = f"{run.settings_file.name}, before step {each.first_step}"
+    if not undone:
+        return loaded
+    sources = {key: undone.get(key, source) for key, source in loaded.sources.items()}
+    return LoadedConfig(validate(values, where=lambda key: f" ({run.settings_file})"), sources)
+
+
+def _put(values: dict[str, Any], change: Change) -> None:
+    """Of rewards, which are not called again, only those that were there before and after."""
+    if change.setting in FIELDS:
+        section, _, field = change.setting.partition(".")
+        values[section][field] = change.old
+    elif match := re.fullmatch(r"rewards\[(\d+)\]\.(\w+)", change.setting):
+        values["rewards"][int(match[1])][match[2]] = change.old
 
 
 def retrain(

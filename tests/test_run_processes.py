@@ -107,6 +107,8 @@ async def test_a_signal_ends_the_run_after_the_step_in_hand(tiny_model: Path, tm
     steps = len(Run(tmp_path).steps)
     assert 1 <= steps < 50
     assert f"# run: interrupted after {steps} of 500 steps" in run.output
+    assert f"* The same command goes on after step {steps} " in run.output
+    assert run.output.splitlines()[-1] == f"to go on: asyncgrpo train {tmp_path / 'run.yaml'}"
     assert "model.safetensors" in os.listdir(tmp_path / "run" / "final_model")
     assert "SIGINT received" in (tmp_path / "run" / "logs" / "orchestrator.log").read_text()
     assert left(tmp_path) == []

@@ -19,12 +19,14 @@ import pytest
 from run_cases import FAKE_ENGINE, Run, engine_beside, make_job, mean_token, rows, run_config
 from safetensors.numpy import load_file
 
+from asyncgrpo.cli.main import main
 from asyncgrpo.config.loading import from_python
 from asyncgrpo.config.render import render_config
 from asyncgrpo.errors import AsyncGRPOError, CheckpointError, ConfigError, DataError, RewardError, RunFolderError
 from asyncgrpo.launch import Outcome, run_job
 from asyncgrpo.observe.ledger_file import read_ledger
 from asyncgrpo.observe.run_folder import RunFolder
+from asyncgrpo.observe.settings_history import read_history
 from asyncgrpo.retraining import load_rerun, retrain
 from asyncgrpo.rewards import reward as given
 from asyncgrpo.run_state import read
@@ -99,16 +101,32 @@ def check_history(folder: Path, steps: int, groups_per_step: int = 2) -> RunFold
     return source
 
 
-def test_a_failed_run_goes_on_from_its_last_checkpoint(tiny_model: Path, tmp_path: Path) -> None:
+def test_a_failed_run_goes_on_from_its_last_checkpoint(
+    tiny_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     sections = {"replay": {"replay_fraction": 0.5}, "training": {"max_steps": 10}}
     with pytest.raises(RewardError, match="on purpose"):
         train(tiny_model, tmp_path, reward=FailsAt(9), starts_engine=True, **sections)
     assert len(Run(tmp_path).steps) >= 5  # 3 slots of one group each
     assert (tmp_path / "run" / "checkpoints" / "step-00000004" / "manifest.json").is_file()
     newest = max((tmp_path / "run" / "checkpoints").glob("step-*"))
-    lost = read(newest)["contract"]["in_flight"]
+    saved, trained = read(newest), len(Run(tmp_path).steps)
+    lost, waiting = saved["contract"]["in_flight"], len(saved["contract"]["finished"])
+    capsys.readouterr()
     outcome = train(tiny_model, tmp_path, starts_engine=True, **sections)
     assert (outcome.steps, outcome.interrupted) == (10, False)
+    # It is said before anything else is done, and agrees with what was on disk.
+    said, step = capsys.readouterr().out.splitlines()[:8], int(newest.name.partition("-")[2])
+    first = said.index(f"  note: resuming after step {step} of 10, from {newest}")
+    assert first == 1
+    assert said[first + 1].removeprefix("  note: ").partition(" trained")[0] == (
+        {
+            0: "no step was completed after it",
+            1: f"step {step + 1} was",
+        }.get(trained - step, f"steps {step + 1} to {trained} were")
+    )
+    assert f"  note: {waiting} finished group{'s' * (waiting != 1)} will be trained" in said[first + 2]
+    assert f" {len(lost)} prompt{'s are' if len(lost) != 1 else ' is'} issued again" in said[first + 2]
     source = check_history(tmp_path, 10, groups_per_step=1)
     assert ".1-" in source.incarnation
     assert sum(entry.reason == "resumed" for entry in read_ledger(source.ledger_file)) == len(lost)
@@ -190,6 +208,34 @@ def test_changed_settings_are_shown_and_refused_where_they_mean_something(tiny_m
     assert (tmp_path / "run" / "ledger.jsonl").read_bytes() == before, "a refusal takes nothing back"
     assert train(tiny_model, tmp_path, training=changed, run={"allow_changes": True}).steps == 4
     assert [step["learning_rate"] for step in Run(tmp_path).steps] == [1e-3, 1e-3, 5e-4, 5e-4]
+
+
+def test_changed_settings_stay_known_and_a_replay_takes_those_of_the_first_step(
+    tiny_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    train(tiny_model, tmp_path, training={"max_steps": 2})
+    run = RunFolder(tmp_path / "run")
+    assert not run.settings_file.exists()
+    changed, allowed = {"max_steps": 4, "learning_rate": 5e-4}, {"allow_changes": True}
+    train(tiny_model, tmp_path, training=changed, run=allowed)
+    (line,) = read_history(run)
+    said = {str(change) for change in line.changes if change.setting.startswith("training.")}
+    assert said == {"training.learning_rate: 0.001 -> 0.0005", "training.max_steps: 2 -> 4"}
+    assert (line.start, line.first_step) == (run.incarnation, 3)
+    assert "* Changed from step 3 on: training.learning_rate: 0.001 -> 0.0005.\n" in run.summary_text.read_text()
+    capsys.readouterr()
+
+    where = f"--run.output_dir={tmp_path / 'again'}"
+    assert main(["replay", str(run.path), where]) == 1
+    out = capsys.readouterr().out
+    assert out.startswith(
+        "warning: from step 3 on the run had other settings (training.learning_rate: 0.001 -> 0.0005)"
+    )
+    assert "2 of 4 steps differ from what was recorded, the first is step 3" in out
+    assert main(["replay", str(run.path), f"{where}-2", "--steps", "2"]) == 0
+    assert "warning" not in capsys.readouterr().out
+    assert main(["replay", str(run.path), f"{where}-3", "--training.learning_rate=0.0005"]) == 0
+    assert "4 of 4 steps differ" in capsys.readouterr().out
 
 
 def test_rewards_that_python_gives_are_held_to_their_names_and_weights(tiny_model: Path, tmp_path: Path) -> None:

@@ -45,6 +45,7 @@ RUN_CHECKS: tuple[Callable[[RunConfig], Check], ...] = (
     run_checks.engines_listen,
     run_checks.ports,
     run_checks.run_folder,
+    run_checks.former_settings,
     run_checks.former_run,
 )
 

@@ -8,12 +8,12 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib.metadata import version
 
 from asyncgrpo.cli import chat, config, doctor, evaluate, generate, merge, plan, replay, report, rollouts, train, view
 from asyncgrpo.config.secrets import masked
-from asyncgrpo.errors import AsyncGRPOError
+from asyncgrpo.errors import INTERRUPTED, AsyncGRPOError
 from asyncgrpo.observe.visible import visible
 
 _OPTIONS = {"-h", "--help", "--version", "--quick", "--json", "--steps", "--resume", "--from-trl", *rollouts.OPTIONS}
@@ -22,18 +22,27 @@ _OPTIONS |= {"--step", "--out", "--dtype", "--prompt", "--rows", "--n", "--port"
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code. `argv` is without the program's name."""
-    words, overrides = separate(sys.argv[1:] if argv is None else argv)
-    try:
+
+    def command() -> int:
+        words, overrides = separate(sys.argv[1:] if argv is None else argv)
         arguments = build_parser().parse_args(words)
         code: int = arguments.run(arguments, overrides)
         return code
+
+    return exit_code_of(command)
+
+
+def exit_code_of(command: Callable[[], int]) -> int:
+    """Its own, or that of what it raises, which is said on stderr: one of `EXIT_CODES`. Raises what is a bug."""
+    try:
+        return command()
     except AsyncGRPOError as error:
         for line in visible(masked(str(error))).splitlines():
             print(f"error: {line}", file=sys.stderr)
         return error.exit_code
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
-        return 130
+        return INTERRUPTED
     except BrokenPipeError:
         # Whoever read our output has gone, as in `asyncgrpo config | head`; Python would complain once more at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -38,10 +38,15 @@ def run(arguments: argparse.Namespace, overrides: Sequence[str]) -> int:
     """Train and compare. Returns 1 if an unchanged configuration gave other numbers. Raises AsyncGRPOError."""
     from asyncgrpo.config.loading import split_overrides
     from asyncgrpo.observe.run_folder import RunFolder
-    from asyncgrpo.retraining import load_rerun, retrain
+    from asyncgrpo.retraining import changed_inside, load_rerun, retrain
 
-    loaded = load_rerun(arguments.folder, overrides)
-    steps = retrain(RunFolder(arguments.folder), loaded, last_step=arguments.steps, on_step=_show)
+    source, loaded = RunFolder(arguments.folder), load_rerun(arguments.folder, overrides)
+    for change in changed_inside(source, arguments.steps):
+        print(f"warning: {change}; all steps are trained with those of step 1, so steps from there on differ. --steps")
+        print(
+            "         leaves them out; a setting given here, as --objective.beta=0.1, holds for all steps", flush=True
+        )
+    steps = retrain(source, loaded, last_step=arguments.steps, on_step=_show)
     differing = [step.step for step in steps if any(True for _ in step.differences())]
     if differing:
         print(f"{len(differing)} of {len(steps)} steps differ from what was recorded, the first is step {differing[0]}")

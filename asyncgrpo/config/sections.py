@@ -274,7 +274,8 @@ class CheckpointSection(Section):
     keep_every: PositiveInt | None = None
     """Save every so many steps as well, and keep those for ever. Absent: none are."""
     save_timeout: Seconds = 1800.0
-    """Seconds that writing a checkpoint may take; then it is given up, and earlier ones stay."""
+    """Seconds that the learner's part of a checkpoint may take, and the rest as well; then it is given up, and earlier
+    ones stay. A rank that has not answered by then is started anew from one of them."""
 
     @property
     def is_on(self) -> bool:

@@ -132,6 +132,11 @@ class LearnerClient:
         """The process of a rank has ended, or missed the deadline of a call; `restart` mends that."""
         return any(rank.failure is not None or rank.is_late for rank in self._ranks)
 
+    @property
+    def is_late(self) -> bool:
+        """A rank lives, and has missed the deadline of a call that it has not answered since."""
+        return any(rank.is_late and rank.failure is None for rank in self._ranks)
+
     async def watch(self) -> None:
         """Return never; raise LearnerError as soon as a rank's process ends by itself, even if nobody has asked it
         anything. What `restart` ends is not meant."""

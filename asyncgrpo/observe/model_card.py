@@ -22,6 +22,7 @@ from asyncgrpo.config.resolve import locate_model
 from asyncgrpo.config.secrets import masked
 from asyncgrpo.observe.files import replacing, write_text
 from asyncgrpo.observe.run_folder import RunFolder
+from asyncgrpo.observe.settings_history import read_history
 
 __all__ = ["write_model_card"]
 
@@ -53,6 +54,7 @@ def write_model_card(directory: Path, folder: RunFolder, config: RunConfig, step
         "",
         *("## Settings", "", "Those that are not asyncgrpo's defaults.", "", "| setting | value |", "|---|---|"),
         *_settings(config),
+        *_changes(folder, steps),
         "",
         *("## Made with", ""),
         *(f"* {name} {number}" for name, number in _versions()),
@@ -122,6 +124,36 @@ def _settings(config: RunConfig) -> Iterator[str]:
         value = tuple(value) if isinstance(value, list) else value
         if section in _TOLD and value != default:
             yield f"| `{key}` | {_cell(_shown(key, value))} |"
+
+
+def _changes(folder: RunFolder, steps: int | None) -> Iterator[str]:
+    """What a resume changed before the model's step: the settings above are those of the last start."""
+    rows = [
+        f"| {each.first_step} | `{change.setting}` | {_cell(_told(change.setting, change.old))} | "
+        f"{_cell(_told(change.setting, change.new))} |"
+        for each in read_history(folder)
+        for change in each.changes
+        if change.has_meaning and _is_told(change.setting) and (steps is None or each.first_step <= steps)
+    ]
+    if rows:
+        yield from ("", "Settings that were changed on the way:", "", "| from step | setting | before | after |")
+        yield from ("|---|---|---|---|", *rows)
+
+
+def _is_told(setting: str) -> bool:
+    is_reward = setting.startswith("reward") and not setting.endswith(".arguments")
+    return is_reward or setting.partition(".")[0] in _TOLD
+
+
+def _told(setting: str, value: Any) -> str:
+    """As `_shown`; rewards may be files and servers, of which only the last name is told."""
+    if setting.startswith("reward"):
+        named = [
+            Path(each).name if isinstance(each, str) else each
+            for each in (value if isinstance(value, list) else [value])
+        ]
+        return ", ".join(map(str, named))
+    return _shown(setting, value)
 
 
 def _shown(key: str, value: Any) -> str:

@@ -16,7 +16,7 @@ from asyncgrpo.observe.files import replacing, sync_directory, write_error
 from asyncgrpo.observe.recorder import evaluation_file, step_of_rollouts
 from asyncgrpo.observe.run_folder import RunFolder
 
-__all__ = ["check_lengths", "growing_files", "lengths", "rewind"]
+__all__ = ["check_lengths", "growing_files", "lengths", "lines_since", "rewind"]
 
 CHUNK = 2**22
 
@@ -29,6 +29,15 @@ def growing_files(folder: RunFolder) -> list[Path]:
 def lengths(folder: RunFolder) -> dict[str, int]:
     """Bytes of each, by name; 0 for one that is not there yet."""
     return {path.name: path.stat().st_size if path.exists() else 0 for path in growing_files(folder)}
+
+
+def lines_since(path: Path, length: int) -> int:
+    """Whole lines that a file has got since it had `length` bytes; of one that is shorter, or not there, none."""
+    if not path.exists():
+        return 0
+    with open(path, "rb") as file:
+        file.seek(length)
+        return sum(chunk.count(b"\n") for chunk in iter(lambda: file.read(CHUNK), b""))
 
 
 def rewind(folder: RunFolder, recorded: Mapping[str, int], step: int) -> list[Path]:

@@ -95,6 +95,12 @@ class RunFolder:
         """Complete or not."""
         return any(self.checkpoints_dir.glob(f"{CHECKPOINT}-*/"))
 
+    @property
+    def checkpoint_step(self) -> int | None:
+        """Of the newest, complete or not."""
+        numbers = (path.name.removeprefix(f"{CHECKPOINT}-") for path in self.checkpoints_dir.glob(f"{CHECKPOINT}-*/"))
+        return max((int(number) for number in numbers if number.isdecimal()), default=None)
+
     def check_unlocked(self) -> None:
         """Raise RunFolderError, naming the process, if a run in it goes on. Makes nothing."""
         if (self.path / LOCK_NAME).is_file():
@@ -143,6 +149,11 @@ class RunFolder:
     @property
     def config_file(self) -> Path:
         return self.path / "config.yaml"
+
+    @property
+    def settings_file(self) -> Path:
+        """One line of JSON per start that changed settings; absent if none did."""
+        return self.path / "settings.jsonl"
 
     @property
     def metrics_file(self) -> Path:

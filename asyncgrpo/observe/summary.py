@@ -6,6 +6,7 @@ import itertools
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
 from typing import Any
 
 from asyncgrpo.errors import RunFolderError
@@ -17,9 +18,13 @@ from asyncgrpo.observe.plot import plot_run
 from asyncgrpo.observe.progress import format_duration
 from asyncgrpo.observe.recorder import read_metrics, rollout_file
 from asyncgrpo.observe.run_folder import RunFolder
+from asyncgrpo.observe.settings_history import read_history
 from asyncgrpo.observe.steps import verdict
 
 __all__ = ["Summary", "summarise", "write_summary"]
+
+RUN_ENDED = "run_ended"
+"""Reason of a group that had no fate yet when the run stopped."""
 
 Summary = Mapping[str, Any]
 Record = Mapping[str, Any]
@@ -40,6 +45,8 @@ def write_summary(folder: RunFolder, target_steps: int | None = None) -> str:
         **summarise(records),
         **_dropped(folder),
         "target_steps": target_steps or len(records),
+        "checkpoint_step": folder.checkpoint_step,
+        "settings_changed": [asdict(each) for each in read_history(folder)],
         "predictions": _predictions(folder),
         **_evaluations(evaluations),
     }
@@ -143,6 +150,7 @@ def _text(
             f"# {folder.path.name}: {_progress(summary)} in {format_duration(summary['seconds'])}",
             "",
             *_number_lines(summary),
+            *_changed_lines(folder),
             *held_out,
             *_example_lines(pairs, ends),
             "",
@@ -169,12 +177,14 @@ def _progress(summary: Summary) -> str:
 
 def _number_lines(summary: Summary) -> list[str]:
     first, last, quarter = summary["reward_first"], summary["reward_last"], summary["quarter_steps"]
-    dropped = ", ".join(f"{count} {reason}" for reason, count in summary["groups_dropped"].items() if count)
+    counts = {reason: count for reason, count in summary["groups_dropped"].items() if count and reason != RUN_ENDED}
+    dropped = ", ".join(f"{count} {reason}" for reason, count in counts.items())
     lines = [
         f"* Reward {_plus_minus(first)} in the first {_steps(quarter)}, "
         f"{_plus_minus(last)} in the last{_change(first, last)}.",
         f"* Trained {summary['groups_trained']} groups, {summary['tokens_trained']} tokens; "
         f"dropped groups: {dropped or 'none'}.",
+        *_left_lines(summary),
         f"* Generated {summary['tokens_generated']} tokens, {summary['generated_tokens_per_second']:.0f} per second, "
         f"{summary['generated_while_training_ratio']:.0%} of them while the learner was training{_uncounted(summary)}.",
         f"* Staleness of trained tokens: mean {summary['staleness_mean']:.2f}, largest {summary['staleness_max']}.",
@@ -182,6 +192,30 @@ def _number_lines(summary: Summary) -> list[str]:
         f"{summary['generation_idle_ratio']:.0%} of it: the run was {summary['verdict']}.",
     ]
     return lines + _end_lines(summary) + [f"* {prediction['text']}" for prediction in summary["predictions"]]
+
+
+def _left_lines(summary: Summary) -> list[str]:
+    """What becomes of the groups that the end of the run cut off, and how it goes on where it can."""
+    left = summary["groups_dropped"].get(RUN_ENDED, 0)
+    groups = f"{left} group{' that was' if left == 1 else 's that were'} begun and not trained"
+    prompts = "its prompt comes" if left == 1 else "their prompts come"
+    if summary["steps"] >= summary["target_steps"]:
+        return (
+            [f"* Left over at the end: {groups}; no step was left for {'it' if left == 1 else 'them'}."] if left else []
+        )
+    if (saved := summary["checkpoint_step"]) is None:
+        return ["* No checkpoint was saved (checkpoint.save_minutes, checkpoint.save_steps), so it cannot go on."]
+    nothing_lost = f" Nothing is lost with {groups}: {prompts} again then." if left else ""
+    return [f"* The same command goes on after step {saved} (in Python: train() once more).{nothing_lost}"]
+
+
+def _changed_lines(folder: RunFolder) -> list[str]:
+    """Settings that a resume changed: what the numbers above are of, from one step on."""
+    return [
+        f"* Changed from step {each.first_step} on: {'; '.join(told)}."
+        for each in read_history(folder)
+        if (told := [str(change) for change in each.changes if change.has_meaning])
+    ]
 
 
 def _end_lines(summary: Summary) -> list[str]:

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
+from asyncgrpo.checkpoints import store_of
 from asyncgrpo.cli.checks import live, machine, run_checks
 from asyncgrpo.cli.checks.check import Check
 from asyncgrpo.cli.checks.dry_call import reward_calls
@@ -20,6 +21,7 @@ from asyncgrpo.cli.checks.memory import estimate, parameter_count
 from asyncgrpo.cli.doctor import RUN_CHECKS, examine
 from asyncgrpo.config import RunConfig
 from asyncgrpo.observe.run_folder import RunFolder
+from asyncgrpo.preflight import prepare
 
 REWARDS = """
 def correct(completions, answer):
@@ -195,6 +197,39 @@ def test_a_run_that_would_go_on_is_no_obstacle(tmp_path: Path) -> None:
     goes_on = f"the run in {tmp_path} goes on from its checkpoint"
     assert (said("allow"), said("must")) == (("ok", goes_on), ("ok", goes_on))
     assert said("never")[0] == "fail"
+
+
+async def test_settings_are_compared_with_the_newest_checkpoint_as_a_resume_does(
+    tiny_model: Path, tmp_path: Path
+) -> None:
+    engines = {"urls": ["http://127.0.0.1:1"], "devices": [], "dtype": "float32"}
+    sections = files(tmp_path) | {"model": {"path": str(tiny_model)}, "engines": engines}
+    config = configured(**sections)
+    assert run_checks.former_settings(config).detail == "there is none"
+    store = store_of(RunFolder(config.run.output_dir), config.checkpoint)
+    for step, seed in ((1, 5), (2, config.run.seed)):
+        saved = prepare(config).config.model_dump(mode="json")
+        saved["run"]["seed"] = seed
+        async with store.writing(step, incarnation="ab.0") as draft:
+            (draft.folder / "config.json").write_text(json.dumps(saved))
+            await draft.commit()
+
+    def said(**changed: Any) -> str:
+        return str(run_checks.former_settings(configured(**(sections | changed))))
+
+    assert said() == "ok    settings since the checkpoint: none has changed since step 2"
+    beta, longer = {"objective": {"beta": 0.1}}, {"generation": {"request_timeout": 5.0}}
+    assert said(**longer) == (
+        "ok    settings since the checkpoint: changed since step 2: generation.request_timeout: 300.0 -> 5.0"
+    )
+    refused = said(**beta, **longer)
+    assert refused.startswith("fail  settings since the checkpoint: resuming with other settings would change what is")
+    assert "objective.beta: 0.0 -> 0.1" in refused and "--run.allow_changes=true" in refused
+    assert "request_timeout" not in refused, "that may change"
+    allowed = said(**beta, run=sections["run"] | {"allow_changes": True})
+    assert allowed.startswith("ok  ") and "changed since step 2: objective.beta: 0.0 -> 0.1" in allowed
+    (store.folder / "step-00000002" / "config.json").unlink()
+    assert "\n  run.seed: 5 -> 42\n" in said(), "what is torn is passed over, as a resume does"
 
 
 def test_a_run_that_goes_on_is_in_the_way(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from asyncgrpo.cli.main import main, separate
 from asyncgrpo.config.loading import load_config
 from asyncgrpo.config.names import SECTIONS
 from asyncgrpo.config.resolve import Machine, resolve
+from asyncgrpo.errors import EXIT_CODES
 
 
 def written(folder: Path, text: str) -> str:
@@ -52,6 +53,9 @@ def test_help_of_train_lists_every_section_and_field(capsys: pytest.CaptureFixtu
         for field in cls.model_fields:
             assert field in text
     assert "asyncgrpo config" in text
+    codes = text.partition("exit codes:")[2]
+    for code, meaning in EXIT_CODES.items():
+        assert f"  {code:<4} {meaning[:60]}" in codes
 
 
 def test_config_prints_values_with_sources(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

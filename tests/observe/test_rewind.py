@@ -8,7 +8,7 @@ import pytest
 from disk_cases import largest_file
 
 from asyncgrpo.errors import RunFolderError
-from asyncgrpo.observe.rewind import lengths, rewind
+from asyncgrpo.observe.rewind import lengths, lines_since, rewind
 from asyncgrpo.observe.run_folder import RunFolder
 
 LINE = '{"step": 1}\n'
@@ -29,6 +29,14 @@ def names(path: Path) -> list[str]:
 def test_lengths_are_bytes_and_absent_files_are_empty(tmp_path: Path) -> None:
     assert lengths(RunFolder(tmp_path)) == {"metrics.jsonl": 0, "ledger.jsonl": 0, "evaluation.jsonl": 0}
     assert lengths(folder(tmp_path)) == {"metrics.jsonl": 36, "ledger.jsonl": 36, "evaluation.jsonl": 0}
+
+
+def test_lines_since_counts_whole_ones(tmp_path: Path) -> None:
+    run = folder(tmp_path)
+    with open(run.metrics_file, "a") as file:
+        file.write("{")
+    assert [lines_since(run.metrics_file, length) for length in (0, 12, 36, 99)] == [3, 2, 0, 0]
+    assert lines_since(tmp_path / "absent.jsonl", 0) == 0
 
 
 def test_files_are_cut_and_the_tails_kept(tmp_path: Path) -> None:

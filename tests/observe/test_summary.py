@@ -158,8 +158,41 @@ def test_drops_are_those_of_the_accounting(tmp_path: Path) -> None:
     tally = {"groups": 4, "samples": 8}
     fates = {"trained": tally, "dropped:run_ended": {**tally, "groups": 3}, "reissued:stale": tally}
     folder.accounting_file.write_text(json.dumps({"by_fate": fates}))
-    assert "tokens; dropped groups: 3 run_ended." in write_summary(folder)
+    said = write_summary(folder)
+    assert "tokens; dropped groups: none." in said
+    assert "* Left over at the end: 3 groups that were begun and not trained; no step was left for them." in said
     assert json.loads(folder.summary_json.read_text())["groups_dropped"] == {"run_ended": 3}
+
+
+@pytest.mark.parametrize(
+    ("groups", "words"),
+    [
+        (0, "* The same command goes on after step 3 (in Python: train() once more)."),
+        (
+            1,
+            "* The same command goes on after step 3 (in Python: train() once more). Nothing is lost with 1 group that "
+            "was begun and not trained: its prompt comes again then.",
+        ),
+        (
+            2,
+            "* The same command goes on after step 3 (in Python: train() once more). Nothing is lost with 2 groups "
+            "that were begun and not trained: their prompts come again then.",
+        ),
+    ],
+)
+def test_a_stopped_run_says_that_it_goes_on_and_that_nothing_is_lost(tmp_path: Path, groups: int, words: str) -> None:
+    folder = run_of_three_steps(tmp_path)
+    fates = {"dropped:run_ended": {"groups": groups}, "dropped:stale": {"groups": 4}}
+    folder.accounting_file.write_text(json.dumps({"by_fate": fates}))
+    (folder.checkpoints_dir / "step-latest").mkdir(parents=True)
+    cannot = "* No checkpoint was saved (checkpoint.save_minutes, checkpoint.save_steps), so it cannot go on."
+    assert cannot in write_summary(folder, 5).splitlines()
+    for step in (2, 3):
+        (folder.checkpoints_dir / f"step-{step:08d}").mkdir()
+    lines = write_summary(folder, 5).splitlines()
+    assert words in lines
+    assert cannot not in lines
+    assert any(line.endswith("dropped groups: 4 stale.") for line in lines)
 
 
 def ending(path: Path, rewards: list[float], finish: FinishReason, gradient: float = 0.0) -> str:

@@ -18,7 +18,7 @@ from asyncgrpo.forecast import former_model
 from asyncgrpo.generation.spec import check_ports
 from asyncgrpo.observe.run_folder import RunFolder
 from asyncgrpo.playing import check_columns, reward_functions
-from asyncgrpo.preflight import check_former_run, check_metrics_port, check_model_path, check_output_dir
+from asyncgrpo.preflight import check_former_run, check_metrics_port, check_model_path, check_output_dir, prepare
 from asyncgrpo.prompts import load_rows
 
 _CONNECT_TIMEOUT = 2.0
@@ -132,7 +132,6 @@ def run_folder(config: RunConfig) -> Check:
     def fate() -> str:
         check_output_dir(config.run)
         folder = RunFolder(config.run.output_dir)
-        folder.check_unlocked()
         if folder.has_checkpoint:
             return f"the run in {folder.path} goes on from its checkpoint"
         if folder.was_cut_off:
@@ -140,6 +139,29 @@ def run_folder(config: RunConfig) -> Check:
         return f"{folder.path} is free"
 
     return _verdict("run folder", fate)
+
+
+def former_settings(config: RunConfig) -> Check:
+    """What a resume would find changed since the newest complete checkpoint, by the same comparison."""
+    from asyncgrpo.resuming import compared, newest, none_complete  # not for who only wants --help
+
+    name = "settings since the checkpoint"
+    folder = RunFolder(config.run.output_dir)
+    if config.run.resume == "never" or not folder.has_checkpoint:
+        return Check(name, "ok", "there is none")
+    try:
+        job = prepare(config)
+    except AsyncGRPOError:
+        return Check(name, "warn", "not compared, for what the lines above say", "mend these first")
+
+    def changed() -> str:
+        checkpoint, passed_over = newest(folder, job.config)
+        if checkpoint is None:
+            raise none_complete(folder, passed_over)
+        found = [f"changed since step {checkpoint.step}: {each}" for each in compared(job, checkpoint)[1]]
+        return "; ".join([*passed_over, *found]) or f"none has changed since step {checkpoint.step}"
+
+    return _verdict(name, changed)
 
 
 def former_run(config: RunConfig) -> Check:

@@ -12,7 +12,7 @@ All three show what `RunReader.answer` makes of the run folder, and nothing else
 | `api/rollouts?of=step_000012` | the groups of a file, a line each |
 | `api/group?of=step_000012&group=34` | one group: prompt, and its samples without their tokens |
 | `api/tokens?of=step_000012&group=34&sample=0` | its tokens: texts, versions, log-probabilities, whether sampled |
-| `api/config` | the text of config.yaml |
+| `api/config` | the text of config.yaml, and what resumes have changed |
 | `api/warnings` | the newest warnings and errors of the orchestrator's log |
 
 Curves have `width` steps per point; where that is not 1, each field has `min` and `max` beside `mean`. The evaluations

@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from asyncgrpo.observe.run_folder import RunFolder
+from asyncgrpo.observe.settings_history import read_history
 
-__all__ = ["config_text", "state_of", "target_steps", "warnings_of"]
+__all__ = ["config_text", "settings_text", "state_of", "target_steps", "warnings_of"]
 
 SILENT_SECONDS = 30.0
 """A run that goes on writes spans far more often."""
@@ -53,6 +54,14 @@ def target_steps(folder: RunFolder, summary: Mapping[str, Any] | None) -> int | 
 def config_text(folder: RunFolder) -> str:
     """Empty without a file."""
     return _text(folder.config_file)
+
+
+def settings_text(folder: RunFolder) -> str:
+    """The same, and below it what resumes have changed, if they have."""
+    lines = [
+        f"    from step {each.first_step} on: {change}" for each in read_history(folder) for change in each.changes
+    ]
+    return config_text(folder) + ("\n".join(["", "changed by a resume:", *lines, ""]) if lines else "")
 
 
 def warnings_of(folder: RunFolder) -> list[dict[str, Any]]:

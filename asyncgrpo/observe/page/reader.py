@@ -40,7 +40,7 @@ class RunReader:
             "rollouts": self._rollouts,
             "group": self._group,
             "tokens": self._tokens,
-            "config": lambda query: {"text": facts.config_text(self.folder)},
+            "config": lambda query: {"text": facts.settings_text(self.folder)},
             "warnings": lambda query: {"warnings": facts.warnings_of(self.folder)},
         }
 
