@@ -55,8 +55,8 @@ SCRIPT: Mapping[str, str] = {
     "use_rslora": f"{_NOT_YET}: set <lora.lora_alpha> to alpha times the root of the rank, for the same scale",
     "use_dora": _NOT_YET,
     **dict.fromkeys(
-        ["load_in_8bit", "load_in_4bit", "bnb_4bit_quant_type", "use_bnb_nested_quant", "bnb_4bit_quant_storage"],
-        f"{_NOT_YET}: the trained weights have <model.dtype>",
+        ["load_in_8bit", "bnb_4bit_quant_type", "use_bnb_nested_quant", "bnb_4bit_quant_storage"],
+        f"{_NOT_YET}: <model.load_in_4bit> is NF4, its constants not rounded once more",
     ),
     "streaming": _STREAMING,
     "test_split_size": "write the held-out rows to a file of their own, and name it as <evaluation.dataset>",
@@ -75,7 +75,12 @@ def advice_on(name: str) -> str | None:
 
 def is_off(name: str, value: Any) -> bool:
     """The value asks for nothing."""
-    harmless = {"model_revision": "main", "optim": ("adamw_torch", "adamw_torch_fused"), "save_strategy": "steps"}
+    harmless = {
+        "model_revision": "main",
+        "bnb_4bit_quant_type": "nf4",
+        "optim": ("adamw_torch", "adamw_torch_fused"),
+        "save_strategy": "steps",
+    }
     if value in (None, False, "", "no", "none") or value == [] or value == {}:
         return True
     allowed = harmless.get(name, ())
