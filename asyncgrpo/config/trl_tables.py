@@ -78,6 +78,7 @@ def is_off(name: str, value: Any) -> bool:
     harmless = {
         "model_revision": "main",
         "bnb_4bit_quant_type": "nf4",
+        "bnb_4bit_quant_storage": "uint8",
         "optim": ("adamw_torch", "adamw_torch_fused"),
         "save_strategy": "steps",
     }
