@@ -10,12 +10,12 @@ from typing import Any
 
 from asyncgrpo.errors import RunFolderError
 from asyncgrpo.observe.evaluations import change_of_reward, first_and_last, format_table, read_evaluations, to_json
-from asyncgrpo.observe.examples import Example, example_pairs
+from asyncgrpo.observe.examples import Example, example_pairs, held_out_pairs
 from asyncgrpo.observe.files import write_text
 from asyncgrpo.observe.metrics import labels_of
 from asyncgrpo.observe.plot import plot_run
 from asyncgrpo.observe.progress import format_duration
-from asyncgrpo.observe.recorder import read_metrics, rollout_file
+from asyncgrpo.observe.recorder import evaluation_file, read_metrics, rollout_file
 from asyncgrpo.observe.run_folder import RunFolder
 from asyncgrpo.observe.steps import verdict
 
@@ -43,11 +43,10 @@ def write_summary(folder: RunFolder, target_steps: int | None = None) -> str:
         "predictions": _predictions(folder),
         **_evaluations(evaluations),
     }
-    first, last = (rollout_file(folder, records[place]["step"]) for place in (0, -1))
-    pairs = example_pairs(first, last) if first.exists() and last.exists() and first != last else []
     plot_run(records, folder.reward_plot, f"{folder.path.name}: {_progress(summary)}")
     held_out = ["", *format_table(evaluations)] if evaluations else []
-    text = _text(folder, summary, held_out, pairs, (records[0]["step"], records[-1]["step"]))
+    examples = _held_out_lines(folder, evaluations) or _trained_lines(folder, records)
+    text = _text(folder, summary, held_out, examples)
     write_text(folder.summary_json, json.dumps(summary, indent=2) + "\n")
     write_text(folder.summary_text, text)
     return text
@@ -135,8 +134,7 @@ def _text(
     folder: RunFolder,
     summary: Summary,
     held_out: Sequence[str],
-    pairs: Sequence[tuple[Example, Example]],
-    ends: tuple[int, int],
+    examples: Sequence[str],
 ) -> str:
     return "\n".join(
         [
@@ -144,7 +142,7 @@ def _text(
             "",
             *_number_lines(summary),
             *held_out,
-            *_example_lines(pairs, ends),
+            *examples,
             "",
             *_place_lines(folder),
             "",
@@ -228,22 +226,43 @@ def _steps(count: int) -> str:
     return "step" if count == 1 else f"{count} steps"
 
 
-def _example_lines(pairs: Sequence[tuple[Example, Example]], ends: tuple[int, int]) -> list[str]:
-    if not pairs:
+def _held_out_lines(folder: RunFolder, evaluations: Sequence[Record]) -> list[str]:
+    """The same held-out prompts before and after; none without two evaluations whose samples were saved."""
+    steps = [record["step"] for record in evaluations]
+    files = [evaluation_file(folder, step) for step in steps]
+    if len(files) < 2 or not all(file.exists() for file in files):
         return []
-    lines = [
-        "",
+    title = f"Completions of held-out prompts at step {steps[0]} and at step {steps[1]} (the first of each prompt,"
+    return _example_lines(f"{title} not chosen by reward):", held_out_pairs(*files), (steps[0], steps[1]))
+
+
+def _trained_lines(folder: RunFolder, records: Sequence[Record]) -> list[str]:
+    """Trained prompts are others in every step."""
+    ends = (records[0]["step"], records[-1]["step"])
+    first, last = (rollout_file(folder, step) for step in ends)
+    if first == last or not (first.exists() and last.exists()):
+        return []
+    title = (
         f"Completions of step {ends[0]}, each beside one of step {ends[1]} for the most alike prompt there "
-        "(the first of each group, not chosen by reward):",
-    ]
+        "(the first of each group, not chosen by reward):"
+    )
+    return _example_lines(title, example_pairs(first, last), ends)
+
+
+def _example_lines(title: str, pairs: Sequence[tuple[Example, Example]], ends: tuple[int, int]) -> list[str]:
+    lines = ["", title] if pairs else []
     for before, after in pairs:
-        which = "same prompt" if after.prompt == before.prompt else "other prompt"
-        rows = [
-            (f"prompt at step {ends[0]}", before.prompt),
-            (f"reward {before.reward:+.3f}", before.completion),
-            (f"{which} at step {ends[1]}", after.prompt),
-            (f"reward {after.reward:+.3f}", after.completion),
-        ]
+        if after.prompt == before.prompt:
+            rows = [("prompt", before.prompt)]
+            told = [f"step {step}, reward {each.reward:+.3f}" for step, each in zip(ends, (before, after), strict=True)]
+            rows += [(told[0], before.completion), (told[1], after.completion)]
+        else:
+            rows = [
+                (f"prompt at step {ends[0]}", before.prompt),
+                (f"reward {before.reward:+.3f}", before.completion),
+                (f"other prompt at step {ends[1]}", after.prompt),
+                (f"reward {after.reward:+.3f}", after.completion),
+            ]
         width = max(len(label) for label, _ in rows)
         lines += ["", *(f"    {label:<{width}}  {text}" for label, text in rows)]
     return lines
