@@ -90,8 +90,8 @@ def prepare(
     tokenizer = load_tokenizer(config) if tokenizer is None else tokenizer
     shown = with_tools(config, source)
     prompts = PromptStream(checked_rows, tokenizer, shown)
-    player = player_of(source, shown, tokenizer, prompts)
     context = model_setting(config, "max_position_embeddings")
+    player = player_of(source, shown, tokenizer, prompts, context)
     steps = total_steps(config, prompts.prompts_per_epoch)
     training = with_length(config.training, steps)
     return Job(
