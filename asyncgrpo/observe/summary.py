@@ -25,10 +25,13 @@ Summary = Mapping[str, Any]
 Record = Mapping[str, Any]
 
 
-def write_summary(folder: RunFolder, target_steps: int | None = None) -> str:
+def write_summary(
+    folder: RunFolder, target_steps: int | None = None, rewards: Sequence[tuple[str, str, float]] = ()
+) -> str:
     """Write summary.json, summary.md and reward.png; return the text of summary.md.
 
-    With fewer than `target_steps` steps the run is called interrupted, in both.
+    rewards: name, source and weight of each function. With fewer than `target_steps` steps the run is called
+    interrupted, in both.
 
     Raises RunFolderError when the run has no finished step or the folder cannot be read or written.
     """
@@ -40,6 +43,7 @@ def write_summary(folder: RunFolder, target_steps: int | None = None) -> str:
         **summarise(records),
         **_dropped(folder),
         "target_steps": target_steps or len(records),
+        "rewards": [dict(zip(("name", "source", "weight"), each, strict=True)) for each in rewards],
         "predictions": _predictions(folder),
         **_evaluations(evaluations),
     }
