@@ -40,6 +40,7 @@ from asyncgrpo.observe.webhook import check_webhook, end_told
 from asyncgrpo.preflight import Job, prepare
 from asyncgrpo.recovery import Training, load_saved
 from asyncgrpo.resuming import Beginning, begin
+from asyncgrpo.rewards.naming import source_of
 from asyncgrpo.runtime import run_on_loop
 from asyncgrpo.session import MakeLearner, Session, open_session, prove_weights
 
@@ -110,7 +111,8 @@ def run_job(
             raise KeyboardInterrupt from None  # a signal that is not to be waited for
         if outcome.steps:
             forecast.hold_against(folder)
-            progress.note(write_summary(folder, job.total_steps))
+            rewards = [(each.name, source_of(each), each.weight) for each in job.rewards]
+            progress.note(write_summary(folder, job.total_steps, rewards))
             write_model_card(folder.model_dir, folder, job.config)
             outcome = replace(outcome, reward=read_metrics(folder.metrics_file)[-1]["reward_mean"])
     return outcome

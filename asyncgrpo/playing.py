@@ -65,15 +65,18 @@ def with_tools(config: RunConfig, source: Source | None) -> RunConfig:
     return config.model_copy(update={"data": config.data.model_copy(update={"chat_template_kwargs": options})})
 
 
-def player_of(source: Source | None, shown: RunConfig, tokenizer: Any, stream: PromptStream) -> Player | None:
+def player_of(
+    source: Source | None, shown: RunConfig, tokenizer: Any, stream: PromptStream, context: int | None
+) -> Player | None:
     """Plays the turns of a sample; None: a sample is one completion.
 
-    shown: `with_tools`. stream: the prompts. Raises ConfigError as `build_player` does.
+    shown: `with_tools`. stream: the prompts. context: tokens that the model can hold, if known. Raises ConfigError as
+    `build_player` does.
     """
     if source is None:
         return None
     encode_row = partial(_encode, tokenizer, shown, stream)
-    return build_player(source, shown, tokenizer, decoder_of(tokenizer), encode_row, stream.peek(1)[0])
+    return build_player(source, shown, tokenizer, decoder_of(tokenizer), encode_row, stream.peek(1)[0], context)
 
 
 def _encode(tokenizer: Any, config: RunConfig, stream: PromptStream, prompt: PromptText, row: int) -> tuple[int, ...]:

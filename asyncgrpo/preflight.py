@@ -12,6 +12,7 @@ from typing import Any
 
 from asyncgrpo.config import RunConfig
 from asyncgrpo.config.adapter import with_adapter
+from asyncgrpo.config.four_bit_checks import check_four_bit
 from asyncgrpo.config.resolve import Machine, locate_model, resolve
 from asyncgrpo.config.secrets import check_logins, secret_of
 from asyncgrpo.config.sections import RunSection, TrainingSection
@@ -68,6 +69,7 @@ def prepare(
     """
     config = with_adapter(config)
     check_transport(config)
+    check_four_bit(config)
     check_model_path(config.model.path)
     config = within_context(resolve(config, machine or Machine.here()))
     check_output_dir(config.run)
@@ -88,8 +90,8 @@ def prepare(
     tokenizer = load_tokenizer(config) if tokenizer is None else tokenizer
     shown = with_tools(config, source)
     prompts = PromptStream(checked_rows, tokenizer, shown)
-    player = player_of(source, shown, tokenizer, prompts)
     context = model_setting(config, "max_position_embeddings")
+    player = player_of(source, shown, tokenizer, prompts, context)
     steps = total_steps(config, prompts.prompts_per_epoch)
     training = with_length(config.training, steps)
     return Job(

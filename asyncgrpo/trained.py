@@ -154,7 +154,7 @@ def _final(model_dir: Path, config: RunConfig) -> RunConfig:
     if config.lora.lora_r and is_adapter(str(adapter)) and _is_there(config.model.path):
         lora = config.lora.model_copy(update={"lora_adapter": str(adapter)})
         return with_adapter(config.model_copy(update={"lora": lora}))
-    model = config.model.model_copy(update={"path": str(model_dir)})
+    model = config.model.model_copy(update={"path": str(model_dir), "load_in_4bit": False})  # merged, once and for all
     return config.model_copy(update={"model": model, "lora": RunConfig().lora})
 
 

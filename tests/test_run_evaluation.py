@@ -23,6 +23,7 @@ from asyncgrpo.config.render import render_config
 from asyncgrpo.errors import RewardError
 from asyncgrpo.launch import Outcome, run_job
 from asyncgrpo.observe.ledger_file import read_ledger
+from asyncgrpo.rewards import reward as function
 from asyncgrpo.testing.fake_engine import FakeEngine
 
 
@@ -190,16 +191,35 @@ def test_one_that_comes_due_while_another_runs_is_skipped(
 def test_what_fails_is_counted_and_never_zero(tiny_model: Path, tmp_path: Path) -> None:
     def picky(completion_ids: Any, scale: Any, prompts: Any, **columns: Any) -> list[float]:
         if prompts[0] == "e4":
+            calls.append(completion_ids)
             raise ValueError("on purpose")
         return is_good(completion_ids, scale)
 
+    calls: list[Any] = []
     with engine_beside(tiny_model, PassesInTurn()) as engine:
-        run(tiny_model, tmp_path, engine, held_out_rows("e2", "e4"), reward=picky)
+        run(tiny_model, tmp_path, engine, held_out_rows("e2", "e4"), reward=function(picky, on_error="drop_group"))
+    assert len(calls) == 3 * 3  # generation.max_prompt_failures, in each of three evaluations
+    assert calls[0] == calls[1] == calls[2], "for the same completions"
     for record in evaluations(tmp_path):
         assert (record["prompts"], record["prompts_unscored"], record["samples"]) == (2, 1, 4)
         assert record["prompt_rewards"] == [0.5, None]
         assert (record["reward_mean"], record["reward_standard_error"]) == (0.5, None)
     assert "| left out      | prompts unscored: 1" in (tmp_path / "run" / "summary.md").read_text()
+
+
+def test_a_function_that_fails_once_costs_an_evaluation_nothing(tiny_model: Path, tmp_path: Path) -> None:
+    def flaky(completion_ids: Any, scale: Any, prompts: Any, **columns: Any) -> list[float]:
+        if prompts[0] == "e4":
+            calls.append(completion_ids)
+            if len(calls) % 2:
+                raise ConnectionError("on purpose")
+        return is_good(completion_ids, scale)
+
+    calls: list[Any] = []
+    with engine_beside(tiny_model, PassesInTurn()) as engine:
+        run(tiny_model, tmp_path, engine, held_out_rows("e2", "e4"), reward=function(flaky, on_error="drop_group"))
+    for record in evaluations(tmp_path):
+        assert (record["prompts_unscored"], record["prompt_rewards"]) == (0, [0.5, 1.0])
 
 
 def test_an_evaluation_that_fails_warns_and_the_run_goes_on(
@@ -215,11 +235,9 @@ def test_an_evaluation_that_fails_warns_and_the_run_goes_on(
     assert (outcome.steps, outcome.interrupted) == (4, False)
     records = evaluations(tmp_path)
     assert [record["step"] for record in records] == [0, 2, 4]
-    assert all("on purpose" in record["error"] and "reward_mean" not in record for record in records)
-    assert (
-        "warning: no evaluation of step 0: none of 1 held-out prompts was answered and scored"
-        in capsys.readouterr().out
-    )
+    wanted = "reward function 'broken', prompt eval-0: ValueError: on purpose"
+    assert all(record["error"].startswith(wanted) and "reward_mean" not in record for record in records)
+    assert f"warning: no evaluation of step 0: {wanted}" in capsys.readouterr().out
     assert "Held-out" not in (tmp_path / "run" / "summary.md").read_text()
 
 

@@ -381,6 +381,7 @@ def test_the_card_of_the_final_model(adapted: RunFolder, tiny_model: Path) -> No
     assert (
         f"{tiny_model.name}, trained with GRPO by asyncgrpo for 2 steps on rows.jsonl: LoRA adapters of rank 4" in text
     )
+    assert "\nReward functions: `run_cases:mean_token` x 1.\n" in text
     assert "| `lora.lora_r` | 4 |" in text
     assert "| `training.learning_rate` | 0.01 |" in text
     assert f"* torch {torch.__version__}" in text

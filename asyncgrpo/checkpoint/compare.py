@@ -67,7 +67,7 @@ FREE: frozenset[str] = frozenset().union(
 
 MEANING: frozenset[str] = frozenset().union(
     _keys("run", "seed"),
-    _keys("model", "dtype"),
+    _keys("model", "dtype load_in_4bit"),
     _keys("lora", "lora_r lora_alpha lora_dropout lora_target_modules lora_modules_to_save"),
     _keys(
         "data",

@@ -10,8 +10,9 @@ from typing import Any
 from asyncgrpo.config import yaml_text
 from asyncgrpo.config.names import FIELDS
 from asyncgrpo.config.root import RunConfig
+from asyncgrpo.config.trl_account import Translation
 from asyncgrpo.config.trl_arguments import read_arguments
-from asyncgrpo.config.trl_translation import Translation, translate
+from asyncgrpo.config.trl_translation import translate
 from asyncgrpo.errors import ConfigError
 
 
@@ -54,6 +55,8 @@ def account(said: Translation) -> list[str]:
     renamed = {name: key for name, key in said.translated.items() if key.partition(".")[2] != name}
     lines = _block("renamed", (f"{name} -> {key}" for name, key in renamed.items()))
     lines += _block("computed", said.notes)
+    written = (f"{key}: {yaml_text.dump(value)}; here {_here(key)}" for key, value in said.written.items())
+    lines += _block("not given, and written down as in TRL", written)
     defaults = (f"{key}: here {_here(key)}; as in TRL: {yaml_text.dump(value)}" for key, value in said.defaults.items())
     lines += _block("another default, and not given", defaults)
     lines += _block("not needed", (f"{name}: {why}" for name, why in said.needless.items()))

@@ -49,6 +49,8 @@ class ModelSection(Section):
     """Folder in Hugging Face format, or a name on the hub; or the folder of a LoRA adapter on such a model."""
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Type of the trained weights (the optimiser's master copy)."""
+    load_in_4bit: bool = False
+    """Hold the base model of LoRA adapters in four bits (NF4, needs bitsandbytes). Engines get the rounded weights."""
     attn_implementation: str = "packed"
     """`packed`: ours, no padding and each prompt once, where the model allows. Or transformers' name: padded rows."""
     trust_remote_code: bool = False

@@ -10,20 +10,11 @@ from asyncgrpo.config.names import ELSEWHERE
 __all__ = ["DEFAULTS", "NEEDLESS", "SCRIPT", "advice_on", "is_off"]
 
 DEFAULTS: Mapping[str, Any] = {
-    "num_train_epochs": 3.0,
-    "lr_scheduler_type": "linear",
-    "save_steps": 500,
-    "save_total_limit": None,
-    "max_completion_length": 512,
     "gradient_checkpointing": True,
-    "bf16": True,
     "vllm_server_timeout": 240.0,
     "vllm_gpu_memory_utilization": 0.3,
-    "vllm_importance_sampling_correction": "sequence_mask",
-    "vllm_importance_sampling_clip_max": 3.0,
 }
-"""Of TRL 1.16's GRPOConfig, by flat name, where ours is another that changes what is trained or kept;
-docs/coming_from_trl.md shows them all."""
+"""Of both, where ours is another that changes neither: it is told. docs/coming_from_trl.md shows them all."""
 
 _NEEDLESS = """
     accelerator_config average_tokens_across_devices cache_implementation dataloader_drop_last
@@ -55,8 +46,8 @@ SCRIPT: Mapping[str, str] = {
     "use_rslora": f"{_NOT_YET}: set <lora.lora_alpha> to alpha times the root of the rank, for the same scale",
     "use_dora": _NOT_YET,
     **dict.fromkeys(
-        ["load_in_8bit", "load_in_4bit", "bnb_4bit_quant_type", "use_bnb_nested_quant", "bnb_4bit_quant_storage"],
-        f"{_NOT_YET}: the trained weights have <model.dtype>",
+        ["load_in_8bit", "bnb_4bit_quant_type", "use_bnb_nested_quant", "bnb_4bit_quant_storage"],
+        f"{_NOT_YET}: <model.load_in_4bit> is NF4, its constants not rounded once more",
     ),
     "streaming": _STREAMING,
     "test_split_size": "write the held-out rows to a file of their own, and name it as <evaluation.dataset>",
@@ -75,7 +66,12 @@ def advice_on(name: str) -> str | None:
 
 def is_off(name: str, value: Any) -> bool:
     """The value asks for nothing."""
-    harmless = {"model_revision": "main", "optim": ("adamw_torch", "adamw_torch_fused"), "save_strategy": "steps"}
+    harmless = {
+        "model_revision": "main",
+        "bnb_4bit_quant_type": "nf4",
+        "bnb_4bit_quant_storage": "uint8",
+        "optim": ("adamw_torch", "adamw_torch_fused"),
+    }
     if value in (None, False, "", "no", "none") or value == [] or value == {}:
         return True
     allowed = harmless.get(name, ())

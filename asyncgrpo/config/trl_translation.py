@@ -5,14 +5,14 @@ Invariant: each argument is in exactly one place of the account: translated, nee
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
 from asyncgrpo.config.names import DOTTED, FLAT, closest, dotted, spell
-from asyncgrpo.config.problems import validate
 from asyncgrpo.config.trl import from_trl
+from asyncgrpo.config.trl_account import Translation
+from asyncgrpo.config.trl_defaults import defaults_of, problems_of, write_down
+from asyncgrpo.config.trl_schedule import count_steps, saving, warm_up
 from asyncgrpo.config.trl_tables import DEFAULTS, NEEDLESS, SCRIPT, advice_on, is_off
 from asyncgrpo.errors import ConfigError
 
@@ -45,23 +45,6 @@ _REWARDS: Mapping[str, Mapping[str, Any]] = {
 """What TRL's script knows by name, with the arguments that it gives."""
 
 
-@dataclass(slots=True)
-class Translation:
-    sections: dict[str, Any] = field(default_factory=dict)
-    """Only what the arguments say; loads as a configuration unless `mend` says otherwise."""
-    translated: dict[str, str] = field(default_factory=dict)
-    """Argument to where it is now."""
-    needless: dict[str, str] = field(default_factory=dict)
-    """Argument that asks for nothing, or for what is so anyway, and why."""
-    left_out: dict[str, str] = field(default_factory=dict)
-    """Argument to what to do instead."""
-    defaults: dict[str, Any] = field(default_factory=dict)
-    """Dotted key to TRL's default, where ours is another and none is given."""
-    mend: list[str] = field(default_factory=list)
-    """What keeps the configuration from loading."""
-    notes: list[str] = field(default_factory=list)
-
-
 def translate(arguments: Mapping[str, Any]) -> Translation:
     """Of a TRL 1.16 script (`trl grpo`)."""
     said = Translation()
@@ -72,9 +55,12 @@ def translate(arguments: Mapping[str, Any]) -> Translation:
     _model_and_data(rest, said)
     _rewards(rest, said)
     _adapters(rest, said)
-    _batch(rest, settings, said)
+    defaults = defaults_of(rest)
+    updates = _batch(rest, settings, said)
     _publishing(rest, said)
-    _warm_up(rest, said)
+    warm_up(rest, updates, defaults.get("lr_scheduler_type", "constant"), said)
+    count_steps(rest, updates, said)
+    saving(rest, updates, arguments, said)
     flat = {name: rest.pop(name) for name in list(rest) if name in DOTTED or name in _TAKEN}
     settings |= _acceptable(flat, settings, said)
     for name, value in rest.items():
@@ -83,11 +69,10 @@ def translate(arguments: Mapping[str, Any]) -> Translation:
         section, _, key = DOTTED[name].partition(".")
         said.sections.setdefault(section, {})[key] = list(value) if isinstance(value, tuple) else value
     if not said.mend:
-        said.mend = _problems(said.sections)
-    said.translated = {name: place for name, place in said.translated.items() if name in arguments}
+        said.mend = problems_of(said.sections)
+    said.translated = {name: place for name, place in said.translated.items() if arguments.get(name) is not None}
     said.defaults = {DOTTED[name]: value for name, value in DEFAULTS.items() if name not in settings}
-    if isinstance(settings.get("max_steps"), int) and settings["max_steps"] > 0:
-        said.defaults.pop(DOTTED["num_train_epochs"], None)
+    write_down(defaults, {name for name, value in arguments.items() if value is not None} | settings.keys(), said)
     return said
 
 
@@ -173,17 +158,18 @@ def _adapters(rest: dict[str, Any], said: Translation) -> None:
         said.needless[name] = "has no effect without use_peft, in TRL too"
 
 
-def _batch(rest: dict[str, Any], settings: dict[str, Any], said: Translation) -> None:
-    """Completions per device, accumulated, over processes, come to groups per step and updates per pass."""
+def _batch(rest: dict[str, Any], settings: dict[str, Any], said: Translation) -> int:
+    """Completions per device, accumulated, over processes, come to groups per step and updates per pass. Returns the
+    updates of a step."""
     given = [name for name in _BATCH if rest.get(name) is not None]
     size, accumulated, per_generation, whole = (rest.pop(name, None) for name in _BATCH)
     if "groups_per_step" in rest:
         said.left_out |= dict.fromkeys(given, "training.groups_per_step is given, and says it all")
-        return
+        return 1
     if per_generation is not None and whole is not None:
         both = "refused, as TRL does: generation_batch_size and steps_per_generation both say how much is generated"
         said.left_out |= dict.fromkeys(given, both)
-        return
+        return 1
     processes = rest.get("num_processes") or 1
     numbers = (
         size or 8,
@@ -194,14 +180,14 @@ def _batch(rest: dict[str, Any], settings: dict[str, Any], said: Translation) ->
     )
     if not all(isinstance(number, int) and number > 0 for number in (*numbers, per_generation or 1, whole or 1)):
         said.left_out |= dict.fromkeys(given, spell(advice_on(_BATCH[0]) or "", dotted))
-        return
+        return 1
     device, accumulated, processes, generations, iterations = numbers
     per_generation = whole // (device * processes) if whole else per_generation or accumulated
     longer, shorter = max(per_generation, accumulated), max(min(per_generation, accumulated), 1)
     completions = device * processes * longer
     if completions % generations or longer % shorter or (whole and whole % (device * processes)):
         said.left_out |= dict.fromkeys(given, spell(advice_on(_BATCH[0]) or "", dotted))
-        return
+        return 1
     minibatches = per_generation // accumulated if per_generation > accumulated else 1
     settings["groups_per_step"] = completions // generations
     if minibatches > 1:
@@ -212,25 +198,7 @@ def _batch(rest: dict[str, Any], settings: dict[str, Any], said: Translation) ->
         f"{processes} process{'es' if processes > 1 else ''} / {generations} samples per prompt"
         + ("" if rest.get("num_processes") else "; multiply it by the number of processes that TRL ran in")
     )
-    _count_steps(rest, minibatches * iterations, said)
-
-
-def _count_steps(rest: dict[str, Any], updates: int, said: Translation) -> None:
-    """TRL counts optimiser updates, we count steps of several."""
-    for name in ("max_steps", "save_steps", "eval_steps"):
-        value = rest.get(name)
-        if updates > 1 and isinstance(value, int) and value > 0:
-            rest[name] = math.ceil(value / updates)
-            said.notes.append(f"{DOTTED[name]}: {rest[name]} steps of {updates} updates each, for {value} updates")
-    if rest.get("save_strategy") == "no" and rest.pop("save_steps", None):
-        said.needless["save_steps"] = "has no effect with save_strategy=no, in TRL too"
-
-
-def _warm_up(rest: dict[str, Any], said: Translation) -> None:
-    """Of TRL's schedule, unless one is given; with ours, which is constant, it has no effect."""
-    if rest.get("warmup_steps") and "lr_scheduler_type" not in rest:
-        rest["lr_scheduler_type"] = DEFAULTS["lr_scheduler_type"]
-        said.notes.append("training.lr_scheduler_type: linear is TRL's default, which warmup_steps is a part of")
+    return minibatches * iterations
 
 
 def _publishing(rest: dict[str, Any], said: Translation) -> None:
@@ -289,15 +257,7 @@ def _refusal(flat: Mapping[str, Any]) -> str | None:
             values.setdefault(section, {})[key] = value
     except ConfigError as error:
         return str(error)
-    return "\n".join(_problems(values)) or None
-
-
-def _problems(sections: Mapping[str, Any]) -> list[str]:
-    try:
-        validate(sections)
-    except ConfigError as error:
-        return str(error).splitlines()
-    return []
+    return "\n".join(problems_of(values)) or None
 
 
 def _without_counterpart(name: str, value: Any, arguments: Mapping[str, Any], said: Translation) -> None:

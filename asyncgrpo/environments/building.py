@@ -26,6 +26,8 @@ from asyncgrpo.user_code.importing import import_object
 from asyncgrpo.user_code.texts import said
 
 _TIMEOUT = "environment.step_timeout"
+_NO_LENGTH = 10**9
+"""Tokenizers that say nothing of it have a model_max_length of 10**30 or so."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +110,7 @@ def build_player(
     text_of: Callable[[np.ndarray], str],
     encode: Callable[[PromptText, int], tuple[int, ...]],
     first: Prompt,
+    context: int | None = None,
 ) -> Player:
     """The player of a run's trajectories.
 
@@ -116,6 +119,7 @@ def build_player(
         text_of: token ids to text without special tokens.
         encode: a prompt and its row to token ids.
         first: of the dataset's prompts; whether it is a chat is taken for all of them.
+        context: tokens that the model can hold, if known.
 
     Raises ConfigError for a chat template that cannot be continued, or does not show tools.
     """
@@ -126,6 +130,7 @@ def build_player(
     if chat is not None and first.is_conversational:
         ends = _end_tokens(config, tokenizer)
         chat.check({"tool"} if source.tools else {"user"}, ends)
+    max_prompt, prompt_limit = _prompt_limit(config, tokenizer, context)
     return Player(
         name=source.name,
         make=partial(_instance, source, section.tool_parser),
@@ -137,10 +142,27 @@ def build_player(
         limits=Limits(
             max_turns=section.max_turns,
             max_tokens=generation.max_completion_length,
-            max_prompt=config.data.max_prompt_length,
+            max_prompt=max_prompt,
+            prompt_limit=prompt_limit,
         ),
         turn_rewards=section.turn_rewards,
     )
+
+
+def _prompt_limit(config: RunConfig, tokenizer: Any, context: int | None) -> tuple[int | None, str]:
+    """Most tokens of a prompt that `reset` has added to, and why no more. An engine would refuse a longer one without
+    naming the environment."""
+    if (most := config.data.max_prompt_length) is not None:
+        return most, f"data.max_prompt_length is {most}"
+    whole, what = config.engines.max_model_len, f"engines.max_model_len={config.engines.max_model_len}"
+    if whole is None:
+        whole, what = context, f"the model's context of {context}"
+    if whole is None and tokenizer.model_max_length < _NO_LENGTH:
+        whole, what = tokenizer.model_max_length, f"the tokenizer's model_max_length={tokenizer.model_max_length}"
+    if whole is None:
+        return None, ""
+    longest = config.generation.max_completion_length
+    return max(whole - longest, 1), f"{what} leaves {whole - longest} beside generation.max_completion_length={longest}"
 
 
 def _instance(source: Source, parser: str) -> Any:

@@ -47,11 +47,13 @@ More is taken for too long: hardly anything but runs of one character has tokens
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """max_tokens: of a trajectory, sampled and given. max_prompt: of a prompt; None: any."""
+    """max_tokens: of a trajectory, sampled and given. max_prompt: of a prompt; None: nobody knows. prompt_limit: which
+    setting or fact that is, for messages."""
 
     max_turns: int
     max_tokens: int
     max_prompt: int | None
+    prompt_limit: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,16 +111,16 @@ class _Stage:
             self._open(opening)
 
     def _open(self, opening: PromptText) -> None:
-        most = self._player.limits.max_prompt
+        most, limit = self._player.limits.max_prompt, self._player.limits.prompt_limit
         with self._blamed("reset"):
             opening = checked(opening)
             count = characters_in(opening)
             if most is not None and count > CHARACTERS_PER_TOKEN * most:
-                raise ValueError(f"made a prompt of {count} characters and more; data.max_prompt_length is {most}")
+                raise ValueError(f"made a prompt of {count} characters and more; {limit}")
             text = self._prompt.opened(opening)
             ids = self._player.encode(text, self._prompt.row)
         if most is not None and len(ids) > most:
-            raise self._failure("reset", f"made a prompt of {len(ids)} tokens; data.max_prompt_length is {most}")
+            raise self._failure("reset", f"made a prompt of {len(ids)} tokens; {limit}")
         self._prompt = replace(self._prompt, prompt=text, token_ids=ids, opening=opening)
 
     async def play(self, ask: Ask) -> Played:

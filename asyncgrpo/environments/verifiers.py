@@ -12,15 +12,21 @@ from __future__ import annotations
 
 import functools
 import importlib
+import inspect
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextvars import ContextVar
 from typing import Any
 
 from asyncgrpo.environments.contract import Answer, Turn
 from asyncgrpo.errors import ConfigError
 from asyncgrpo.types import Message
+from asyncgrpo.user_code.texts import said
 
 __all__ = ["VerifiersEnvironment", "rows"]
+
+_FAILURES: ContextVar[list[str]] = ContextVar("failures")
+"""Of the rubric's functions, while a trajectory is scored: the package itself makes them a 0 and a line in its log."""
 
 
 class VerifiersEnvironment:
@@ -48,9 +54,9 @@ class VerifiersEnvironment:
         state = self._state
         prompt = state["trajectory"][-1]["asked"] if state["trajectory"] else state["prompt"]
         package_types = importlib.import_module("verifiers.types")
-        said = package_types.AssistantMessage(content=answer.text)
+        reply = package_types.AssistantMessage(content=answer.text)
         step = {
-            **dict(prompt=prompt, completion=[said], response=None, tokens=None, reward=None, advantage=None),
+            **dict(prompt=prompt, completion=[reply], response=None, tokens=None, reward=None, advantage=None),
             **dict(is_truncated=answer.is_cut, trajectory_id=state["trajectory_id"], extras={}),
         }
         await self._env.add_trajectory_step(state, step)
@@ -60,7 +66,7 @@ class VerifiersEnvironment:
         self._check_error()
         if state.get("final_env_response") is not None:
             return Turn(done=True)
-        so_far = _plain([*prompt, said])
+        so_far = _plain([*prompt, reply])
         if _plain(asked)[: len(so_far)] != so_far:
             raise ValueError("it rewrites earlier messages, which were sampled; not supported")
         state["trajectory"][-1]["asked"] = asked
@@ -69,7 +75,11 @@ class VerifiersEnvironment:
     async def get_reward(self) -> float | None:
         await self._clean()
         self._check_error()
+        failures: list[str] = []
+        _FAILURES.set(failures)
         await self._env.rubric.score_rollout(self._state)
+        if failures:
+            raise RuntimeError(f"the rubric's {failures[0]}")
         reward = self._state["reward"]
         return None if reward is None else float(reward)
 
@@ -108,7 +118,36 @@ def _load(id: str, arguments: str) -> Any:
         raise ConfigError(f"environment {id!r} of verifiers is no MultiTurnEnv: it has no {missing[0]}")
     if getattr(env, "tool_defs", None):
         raise ConfigError(f"environment {id!r} of verifiers has tools of its own, which is not supported")
+    if getattr(env.rubric, "has_group_rewards", False):
+        raise ConfigError(
+            f"environment {id!r} of verifiers has a rubric that compares the samples of a group, which is not supported"
+        )
+    _tell_failures(env.rubric)
     return env
+
+
+def _tell_failures(rubric: Any) -> None:
+    """Of all functions of a rubric, and of those that it is made of."""
+    if hasattr(rubric, "funcs"):
+        rubric.funcs = [_telling(function) for function in rubric.funcs]
+    for part in getattr(rubric, "rubrics", ()):
+        _tell_failures(part)
+
+
+def _telling(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The same, with the same signature, but what it raises is noted in `_FAILURES`."""
+
+    @functools.wraps(function)
+    async def told(*args: Any, **kwargs: Any) -> float:
+        try:
+            score = function(*args, **kwargs)
+            return float(await score if inspect.isawaitable(score) else score)
+        except Exception as error:  # it is the user's
+            name = getattr(function, "__name__", type(function).__name__)
+            _FAILURES.get([]).append(f"{name} raised {type(error).__name__}: {said(error)}")
+            raise
+
+    return told
 
 
 def _plain(messages: Sequence[Any]) -> list[Message]:

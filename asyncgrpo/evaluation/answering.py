@@ -2,7 +2,9 @@
 
 Invariants: never more than `evaluation.max_concurrency` requests are open; no slot, ledger or buffer hears of them.
 What fails is counted, never scored as 0: a sample that engines or the environment fail is left out, and so is a prompt
-whose samples cannot be scored.
+whose samples cannot be scored. A reward function that fails has its `on_error`, as in training: `stop` ends the
+evaluation, `drop_group` has it called again, as often as a prompt may fail, but for the same completions: others might
+be easier ones.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from asyncgrpo.concurrency import gather_all
-from asyncgrpo.errors import AsyncGRPOError, EngineError, EnvironmentFailure, RewardError
+from asyncgrpo.errors import AsyncGRPOError, EngineError, EnvironmentFailure, GroupUnscored, RewardError
 from asyncgrpo.evaluation.held_out import HeldOut
 from asyncgrpo.generation.lease import Lease
 from asyncgrpo.generation.pool import EnginePool
@@ -49,7 +51,7 @@ async def answer_all(
     """Sample and score every prompt; `into` is filled as they come. text_of: text of a completion's tokens. state: what
     reward functions are told of the run.
 
-    Waits while no engine serves: the caller has a deadline.
+    Waits while no engine serves: the caller has a deadline. Raises RewardError of a function with `on_error=stop`.
     """
     together = min(held_out.samples_per_prompt, held_out.config.evaluation.max_concurrency)
     waiting = iter(enumerate(held_out.prompts))
@@ -102,14 +104,19 @@ class _Prompt:
         completions, prompt = [each.completion for each in played], played[0].prompt
         texts = [text_of(completion.token_ids) for completion in completions]
         turns = None if self._held_out.player is None else played
-        notes = GroupNotes(state=state)
-        try:
-            check_alike(played)
-            samples = await score_group(self._held_out.rewards, prompt, completions, texts, notes, played=turns)
-        except (EnvironmentFailure, RewardError) as error:
-            logger.warning("evaluation: prompt %s is not scored: %s", self._prompt.prompt_id, error)
-            self._into.failed(error)
-            return
+        for calls_left in reversed(range(self._held_out.config.generation.max_prompt_failures)):
+            notes = GroupNotes(state=state)
+            try:
+                check_alike(played)
+                samples = await score_group(self._held_out.rewards, prompt, completions, texts, notes, played=turns)
+                break
+            except (EnvironmentFailure, GroupUnscored) as error:
+                again = calls_left > 0 and isinstance(error, GroupUnscored)
+                what = "is scored once more" if again else "is not scored"
+                logger.warning("evaluation: prompt %s %s: %s", self._prompt.prompt_id, what, error)
+                if not again:
+                    self._into.failed(error)
+                    return
         if notes.missing:
             self._into.samples_failed += notes.missing
             what = f"{notes.missing} of {len(played)} samples of prompt {prompt.prompt_id} got no reward"

@@ -98,7 +98,7 @@ def held_out(
         stream = PromptStream(checked, tokenizer, view)
         count = min(stream.prompts_per_epoch, section.max_prompts or stream.prompts_per_epoch)
         prompts = [stream.next() for _ in range(count)]
-        player = player_of(source, view, tokenizer, stream)
+        player = player_of(source, view, tokenizer, stream, context)
     return HeldOut(
         prompts=[replace(prompt, prompt_id=f"eval-{prompt.row}") for prompt in prompts],
         skipped=stream.skipped_per_epoch,

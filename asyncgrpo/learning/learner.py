@@ -24,6 +24,7 @@ from asyncgrpo.learning.adapter_snapshot import write_adapter
 from asyncgrpo.learning.batching import Shard
 from asyncgrpo.learning.cutting import is_inert
 from asyncgrpo.learning.export import ADAPTER_FOLDER, export_dtype, export_tensors, share_weights
+from asyncgrpo.learning.four_bit import unsaid
 from asyncgrpo.learning.lora import BASE_FINGERPRINT, merged_state, save_adapter
 from asyncgrpo.learning.microbatch import MicroBatch, micro_batches, proximal_logprobs, scoring_batch
 from asyncgrpo.learning.model import base_fingerprint, load
@@ -146,7 +147,8 @@ class Learner:
         """Save the model in Hugging Face format, adapters merged, and those by themselves in `adapter` below it. The
         tokenizer is the orchestrator's to save."""
         loaded = self._loaded
-        loaded.model.save_pretrained(directory, state_dict=dict(merged_state(loaded.model)))
+        with unsaid(loaded.model):
+            loaded.model.save_pretrained(directory, state_dict=dict(merged_state(loaded.model)))
         share_weights(directory)
         if loaded.adapted is not None:
             adapter = Path(directory) / ADAPTER_FOLDER

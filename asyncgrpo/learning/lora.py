@@ -27,12 +27,15 @@ from transformers import PreTrainedModel
 from asyncgrpo.config.adapter import ADAPTER_WEIGHTS
 from asyncgrpo.config.sections import LoraSection
 from asyncgrpo.errors import ConfigError
+from asyncgrpo.learning.four_bit import in_full
 
 ADAPTER = "default"
 BASE_FINGERPRINT = "base_fingerprint.txt"
 """Beside a saved adapter: which weights it was trained on (`model.base_fingerprint`)."""
 _WHOLE = f".modules_to_save.{ADAPTER}."
 """Stands in the names of modules that are trained whole."""
+_ROUNDING = ".weight."
+"""Stands in the names of what bitsandbytes notes beside a weight in four bits."""
 
 
 def attach_lora(model: PreTrainedModel, section: LoraSection, seed: int) -> PeftModel:
@@ -163,17 +166,17 @@ def merged_state(model: PreTrainedModel) -> Iterator[tuple[str, Tensor]]:
     """Names and tensors as if there had never been an adapter. Adapted weights are new tensors, others are live.
 
     Of a module trained whole its trained copy counts. Shared tensors come once, under the name they have first; buffers
-    are included where the checkpoint has them.
+    are included where the checkpoint has them. Weights in four bits come as they are computed with.
     """
     adapted = {name: module for name, module in model.named_modules() if isinstance(module, LoraLayer)}
     seen: set[int] = set()
     for name, tensor in model.state_dict(keep_vars=True).items():
-        if ".lora_" in name or ".original_module." in name or id(tensor) in seen:
+        if ".lora_" in name or ".original_module." in name or _ROUNDING in name or id(tensor) in seen:
             continue
         seen.add(id(tensor))
         name = name.replace(_WHOLE, ".")
         owner, found, suffix = name.rpartition(".base_layer.")
-        value = tensor.detach()
+        value = in_full(tensor)
         if found and suffix == "weight":
             value = value + adapted[owner].get_delta_weight(ADAPTER).to(value.dtype)
         yield (f"{owner}.{suffix}" if found else name), value

@@ -12,6 +12,7 @@ from asyncgrpo.config import RunConfig
 from asyncgrpo.errors import LearnerError
 from asyncgrpo.learning import checkpoint
 from asyncgrpo.learning.export import share_weights
+from asyncgrpo.learning.four_bit import expand
 from asyncgrpo.learning.lora import BASE_FINGERPRINT, attach_lora, merged_state
 from asyncgrpo.learning.model import base_fingerprint, fingerprint, from_pretrained
 
@@ -31,6 +32,7 @@ def load_policy(config: RunConfig, learner_part: Path | None = None) -> PreTrain
         _check_base(model, config)
     if learner_part is not None:
         _take_over(model, config, learner_part)
+    expand(model)
     return model.float().eval().requires_grad_(False)
 
 

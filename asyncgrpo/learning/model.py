@@ -9,6 +9,7 @@ import json
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from peft import PeftModel
@@ -22,6 +23,7 @@ from asyncgrpo.config.adapter import is_adapter
 from asyncgrpo.errors import ConfigError
 from asyncgrpo.learning.attention.interface import PACKED
 from asyncgrpo.learning.checkpointing import checkpoint_layers
+from asyncgrpo.learning.four_bit import keep_layout, settings
 from asyncgrpo.learning.head_check import check_head
 from asyncgrpo.learning.lora import attach_lora
 from asyncgrpo.learning.packing import Packing
@@ -135,10 +137,20 @@ def from_pretrained(config: RunConfig) -> PreTrainedModel:
             dtype=getattr(torch, section.dtype),
             attn_implementation=None if section.attn_implementation == PACKED else section.attn_implementation,
             trust_remote_code=section.trust_remote_code,
+            **_in_four_bits(config),
         )
     except (OSError, ValueError, ImportError, json.JSONDecodeError) as error:
         raise ConfigError(f"model.path={section.path!r} cannot be loaded: {error}") from error
+    keep_layout(model)
     return model
+
+
+def _in_four_bits(config: RunConfig) -> dict[str, Any]:
+    """As transformers takes it. Computed in the type that layers around it have."""
+    if not config.model.load_in_4bit:
+        return {}
+    dtype = torch.bfloat16 if config.training.bf16 else getattr(torch, config.model.dtype)
+    return {"quantization_config": settings(dtype), "device_map": {"": "cpu"}}
 
 
 def _why_not_a_model(given: str, path: Path) -> str:

@@ -13,6 +13,7 @@ import torch
 from peft.tuners.lora import LoraLayer
 from torch import Tensor, nn
 
+from asyncgrpo.learning.four_bit import NEIGHBOUR
 from asyncgrpo.learning.lora import ADAPTER
 
 NOISE = 0.5
@@ -27,7 +28,8 @@ uniform: noise relative to its weights would not move log-probabilities."""
 @contextlib.contextmanager
 @torch.no_grad()
 def perturbed(model: nn.Module, head: nn.Module, seed: int) -> Iterator[None]:
-    """Add seeded noise to every parameter of `model`; afterwards every bit is as before.
+    """Add seeded noise to every parameter of `model`; afterwards every bit is as before. A weight in four bits becomes
+    its neighbour.
 
     The noise depends on seed, order and shapes only, not on the device. Needs memory for one more copy of the weights
     while it lasts.
@@ -35,6 +37,9 @@ def perturbed(model: nn.Module, head: nn.Module, seed: int) -> Iterator[None]:
     originals = [(parameter, parameter.detach().clone()) for parameter in model.parameters()]
     try:
         for index, (parameter, original) in enumerate(originals):
+            if original.dtype == torch.uint8:
+                parameter.data.bitwise_xor_(NEIGHBOUR)
+                continue
             generator = torch.Generator().manual_seed(seed * 1_000_003 + index)
             noise = torch.randn(original.shape, generator=generator).to(original.device)
             is_head = any(parameter is weight for weight in head.parameters())

@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 
 from asyncgrpo.observe.visible import one_line
 
-__all__ = ["Example", "example_pairs"]
+__all__ = ["Example", "example_pairs", "held_out_pairs"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,11 +44,18 @@ def example_pairs(first: Path, last: Path, count: int = 3, width: int = 160) -> 
     return pairs
 
 
-def _first_samples(path: Path, limit: int = 32) -> list[dict[str, Any]]:
-    """Rows of the first sample of each trained group, at most `limit` (comparing prompts costs its square)."""
-    columns = ["sample", "fate", "prompt", "conversational", "completion", "reward"]
+def held_out_pairs(first: Path, last: Path, count: int = 3, width: int = 160) -> list[tuple[Example, Example]]:
+    """The same prompts of two evaluations' files, in the dataset's order, at most `count`; the first sample of each."""
+    before, after = ({row["prompt_id"]: row for row in _first_samples(path, "evaluated")} for path in (first, last))
+    both = sorted((row["group_id"], id) for id, row in before.items() if id in after)
+    return [(_example(before[id], width), _example(after[id], width)) for _, id in both[:count]]
+
+
+def _first_samples(path: Path, fate: str = "trained", limit: int = 32) -> list[dict[str, Any]]:
+    """Rows of the first sample of each group of that fate, at most `limit` (comparing prompts costs its square)."""
+    columns = ["sample", "fate", "group_id", "prompt_id", "prompt", "conversational", "completion", "reward"]
     rows: list[dict[str, Any]] = pq.read_table(path, columns=columns).to_pylist()
-    return [row for row in rows if row["sample"] == 0 and row["fate"] == "trained"][:limit]
+    return [row for row in rows if row["sample"] == 0 and row["fate"] == fate][:limit]
 
 
 def _prompt(row: dict[str, Any]) -> str:

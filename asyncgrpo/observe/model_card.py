@@ -48,6 +48,7 @@ def write_model_card(directory: Path, folder: RunFolder, config: RunConfig, step
         f"# {folder.path.name}",
         "",
         *_what(config, steps),
+        *_functions(summary, config),
         "",
         *_rewards(summary, whole_run=step is None or step == summary.get("steps")),
         *(["", f"![reward per step]({PLOT})"] if has_plot else []),
@@ -100,10 +101,21 @@ def _what(config: RunConfig, steps: int | None) -> Iterator[str]:
         f"{config.training.groups_per_step} groups of {config.generation.num_generations} samples per step, tokens at "
         f"most {config.buffer.max_staleness} policy version{'' if config.buffer.max_staleness == 1 else 's'} stale."
     )
-    if config.rewards:
-        named = ", ".join(f"`{reward.label}` x {reward.weight:g}" for reward in config.rewards)
+
+
+def _functions(summary: Mapping[str, Any], config: RunConfig) -> Iterator[str]:
+    """As the run had them, which may be Python's; before its first summary, as its configuration has them."""
+    told = [(each["name"], each["source"], each["weight"]) for each in summary.get("rewards", ())]
+    told = told or [(each.label, each.label, each.weight) for each in config.rewards]
+    if told:
         yield ""
-        yield f"Reward functions: {named}."
+        yield f"Reward functions: {', '.join(_function(*each) for each in told)}."
+
+
+def _function(name: str, source: str, weight: float) -> str:
+    """The name that metrics have, where the source does not end with it."""
+    alike = source == name or source.endswith((f":{name}", f".{name}"))
+    return f"`{source}` x {weight:g}" if alike else f"`{name}` ({source}) x {weight:g}"
 
 
 def _rewards(summary: Mapping[str, Any], *, whole_run: bool) -> Iterator[str]:

@@ -11,12 +11,12 @@ from typing import Any
 
 from asyncgrpo.errors import RunFolderError
 from asyncgrpo.observe.evaluations import change_of_reward, first_and_last, format_table, read_evaluations, to_json
-from asyncgrpo.observe.examples import Example, example_pairs
+from asyncgrpo.observe.examples import Example, example_pairs, held_out_pairs
 from asyncgrpo.observe.files import write_text
 from asyncgrpo.observe.metrics import labels_of
 from asyncgrpo.observe.plot import plot_run
 from asyncgrpo.observe.progress import format_duration
-from asyncgrpo.observe.recorder import read_metrics, rollout_file
+from asyncgrpo.observe.recorder import evaluation_file, read_metrics, rollout_file
 from asyncgrpo.observe.run_folder import RunFolder
 from asyncgrpo.observe.settings_history import read_history
 from asyncgrpo.observe.steps import verdict
@@ -30,10 +30,13 @@ Summary = Mapping[str, Any]
 Record = Mapping[str, Any]
 
 
-def write_summary(folder: RunFolder, target_steps: int | None = None) -> str:
+def write_summary(
+    folder: RunFolder, target_steps: int | None = None, rewards: Sequence[tuple[str, str, float]] = ()
+) -> str:
     """Write summary.json, summary.md and reward.png; return the text of summary.md.
 
-    With fewer than `target_steps` steps the run is called interrupted, in both.
+    rewards: name, source and weight of each function. With fewer than `target_steps` steps the run is called
+    interrupted, in both.
 
     Raises RunFolderError when the run has no finished step or the folder cannot be read or written.
     """
@@ -47,14 +50,14 @@ def write_summary(folder: RunFolder, target_steps: int | None = None) -> str:
         "target_steps": target_steps or len(records),
         "checkpoint_step": folder.checkpoint_step,
         "settings_changed": [asdict(each) for each in read_history(folder)],
+        "rewards": [dict(zip(("name", "source", "weight"), each, strict=True)) for each in rewards],
         "predictions": _predictions(folder),
         **_evaluations(evaluations),
     }
-    first, last = (rollout_file(folder, records[place]["step"]) for place in (0, -1))
-    pairs = example_pairs(first, last) if first.exists() and last.exists() and first != last else []
     plot_run(records, folder.reward_plot, f"{folder.path.name}: {_progress(summary)}")
     held_out = ["", *format_table(evaluations)] if evaluations else []
-    text = _text(folder, summary, held_out, pairs, (records[0]["step"], records[-1]["step"]))
+    examples = _held_out_lines(folder, evaluations) or _trained_lines(folder, records)
+    text = _text(folder, summary, held_out, examples)
     write_text(folder.summary_json, json.dumps(summary, indent=2) + "\n")
     write_text(folder.summary_text, text)
     return text
@@ -142,8 +145,7 @@ def _text(
     folder: RunFolder,
     summary: Summary,
     held_out: Sequence[str],
-    pairs: Sequence[tuple[Example, Example]],
-    ends: tuple[int, int],
+    examples: Sequence[str],
 ) -> str:
     return "\n".join(
         [
@@ -152,7 +154,7 @@ def _text(
             *_number_lines(summary),
             *_changed_lines(folder),
             *held_out,
-            *_example_lines(pairs, ends),
+            *examples,
             "",
             *_place_lines(folder),
             "",
@@ -262,22 +264,43 @@ def _steps(count: int) -> str:
     return "step" if count == 1 else f"{count} steps"
 
 
-def _example_lines(pairs: Sequence[tuple[Example, Example]], ends: tuple[int, int]) -> list[str]:
-    if not pairs:
+def _held_out_lines(folder: RunFolder, evaluations: Sequence[Record]) -> list[str]:
+    """The same held-out prompts before and after; none without two evaluations whose samples were saved."""
+    steps = [record["step"] for record in evaluations]
+    files = [evaluation_file(folder, step) for step in steps]
+    if len(files) < 2 or not all(file.exists() for file in files):
         return []
-    lines = [
-        "",
+    title = f"Completions of held-out prompts at step {steps[0]} and at step {steps[1]} (the first of each prompt,"
+    return _example_lines(f"{title} not chosen by reward):", held_out_pairs(*files), (steps[0], steps[1]))
+
+
+def _trained_lines(folder: RunFolder, records: Sequence[Record]) -> list[str]:
+    """Trained prompts are others in every step."""
+    ends = (records[0]["step"], records[-1]["step"])
+    first, last = (rollout_file(folder, step) for step in ends)
+    if first == last or not (first.exists() and last.exists()):
+        return []
+    title = (
         f"Completions of step {ends[0]}, each beside one of step {ends[1]} for the most alike prompt there "
-        "(the first of each group, not chosen by reward):",
-    ]
+        "(the first of each group, not chosen by reward):"
+    )
+    return _example_lines(title, example_pairs(first, last), ends)
+
+
+def _example_lines(title: str, pairs: Sequence[tuple[Example, Example]], ends: tuple[int, int]) -> list[str]:
+    lines = ["", title] if pairs else []
     for before, after in pairs:
-        which = "same prompt" if after.prompt == before.prompt else "other prompt"
-        rows = [
-            (f"prompt at step {ends[0]}", before.prompt),
-            (f"reward {before.reward:+.3f}", before.completion),
-            (f"{which} at step {ends[1]}", after.prompt),
-            (f"reward {after.reward:+.3f}", after.completion),
-        ]
+        if after.prompt == before.prompt:
+            rows = [("prompt", before.prompt)]
+            told = [f"step {step}, reward {each.reward:+.3f}" for step, each in zip(ends, (before, after), strict=True)]
+            rows += [(told[0], before.completion), (told[1], after.completion)]
+        else:
+            rows = [
+                (f"prompt at step {ends[0]}", before.prompt),
+                (f"reward {before.reward:+.3f}", before.completion),
+                (f"other prompt at step {ends[1]}", after.prompt),
+                (f"reward {after.reward:+.3f}", after.completion),
+            ]
         width = max(len(label) for label, _ in rows)
         lines += ["", *(f"    {label:<{width}}  {text}" for label, text in rows)]
     return lines

@@ -17,7 +17,7 @@ def _keys(section: str, fields: str) -> set[str]:
 
 
 CARRIED_OVER: frozenset[str] = frozenset().union(
-    _keys("model", "path dtype attn_implementation"),
+    _keys("model", "path dtype load_in_4bit attn_implementation"),
     _keys("lora", "lora_r lora_dropout lora_target_modules lora_modules_to_save lora_adapter"),
     _keys(
         "data",

@@ -22,6 +22,7 @@ __all__ = ["Recording", "Samples", "read_recording", "read_samples"]
 
 Record = Mapping[str, Any]
 CLOCK = b"monotonic_to_unix_seconds"
+SAMPLED = "sampled"
 _COLUMNS = ("step", "group_id", "engine", "started_at", "finished_at", "admitted_at", "entered_at")
 
 
@@ -38,6 +39,7 @@ class Samples:
     entered: np.ndarray
     """When its group entered the buffer."""
     tokens: np.ndarray
+    """That it sampled; what environments and tools gave cost no engine a step."""
     publishes: np.ndarray
     """Versions that its engine loaded while it was computed."""
 
@@ -78,10 +80,16 @@ def read_samples(path: str | Path, steps: Sequence[int], *, untrained: bool = Fa
     if untrained:
         names.append("untrained.parquet")
     files = [file for name in names if (file := folder.rollouts_dir / name).exists()]
-    tables = [samples_of(pq.read_table(file, columns=[*_COLUMNS, "versions"])) for file in files]
+    tables = [samples_of(_read(file)) for file in files]
     if not any(len(table) for table in tables):
         raise RunFolderError(f"{folder.rollouts_dir} holds no samples; plan from a run with observe.save_rollouts=true")
     return joined(tables)
+
+
+def _read(file: Path) -> pa.Table:
+    """Files from before there were turns do not say which tokens were sampled: all were."""
+    wanted = {*_COLUMNS, "versions", SAMPLED}
+    return pq.read_table(file, columns=[name for name in pq.read_schema(file).names if name in wanted])
 
 
 def samples_of(table: pa.Table) -> Samples:
@@ -94,7 +102,7 @@ def samples_of(table: pa.Table) -> Samples:
         return seconds + offset
 
     versions = table["versions"].combine_chunks()
-    tokens = pc.list_value_length(versions).to_numpy(zero_copy_only=False).astype(np.int64)
+    lengths = pc.list_value_length(versions).to_numpy(zero_copy_only=False).astype(np.int64)
     return Samples(
         step=pc.fill_null(table["step"], 0).to_numpy().astype(np.int64),
         group=table["group_id"].to_numpy().astype(np.int64),
@@ -102,13 +110,22 @@ def samples_of(table: pa.Table) -> Samples:
         started=times("started_at"),
         finished=times("finished_at"),
         entered=times("entered_at"),
-        tokens=tokens,
-        publishes=_publishes(versions, tokens),
+        tokens=_sampled(table, lengths),
+        publishes=_publishes(versions, lengths),
     )
 
 
 def joined(parts: Sequence[Samples]) -> Samples:
     return Samples(**{name: np.concatenate([getattr(part, name) for part in parts]) for name in Samples.__slots__})
+
+
+def _sampled(table: pa.Table, lengths: np.ndarray) -> np.ndarray:
+    """Sampled tokens of each sample, of `lengths` tokens in all."""
+    if SAMPLED not in table.column_names or not len(lengths):
+        return lengths
+    marks = pc.list_flatten(table[SAMPLED].combine_chunks()).to_numpy(zero_copy_only=False)
+    owner = np.repeat(np.arange(len(lengths)), lengths)
+    return np.bincount(owner[marks], minlength=len(lengths)).astype(np.int64)
 
 
 def _publishes(versions: Any, tokens: np.ndarray) -> np.ndarray:

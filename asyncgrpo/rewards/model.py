@@ -56,6 +56,12 @@ class RewardModel:
     def __repr__(self) -> str:
         return f"RewardModel({self._model!r}, device={self._device!r})"
 
+    @property
+    def shown(self) -> str:
+        """Its hub name, or the last part of its folder's."""
+        folder = Path(locate_model(self._model))
+        return folder.name if folder.is_absolute() else self._model
+
     def check(self) -> None:
         """Raises ConfigError for a folder that holds no such model, and a device that is not there. A hub name is not
         looked up: what it names shows when the process starts."""

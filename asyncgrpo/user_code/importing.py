@@ -14,6 +14,8 @@ from typing import Any
 from asyncgrpo.errors import ConfigError
 from asyncgrpo.user_code.texts import said
 
+_OF_FILE = "asyncgrpo_user_"
+
 
 def import_object(path: str, kind: str, wanted: str = "function") -> Any:
     """What `path` names. Files and modules are looked for from the working directory; a file is run once.
@@ -59,9 +61,15 @@ def _import_module(name: str) -> ModuleType:
     return importlib.import_module(name)
 
 
+def file_of(module: str) -> str | None:
+    """Name of the file that a module was made of here; None for one that was imported in another way."""
+    found = sys.modules.get(module)
+    return Path(found.__file__).name if module.startswith(_OF_FILE) and found and found.__file__ else None
+
+
 @functools.cache
 def _run_file(file: Path) -> ModuleType:
-    name = f"asyncgrpo_user_{file.stem}"
+    name = f"{_OF_FILE}{file.stem}"
     while name in sys.modules:
         name += "_"
     spec = importlib.util.spec_from_file_location(name, file)

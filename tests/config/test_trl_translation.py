@@ -10,9 +10,11 @@ from asyncgrpo.cli.from_trl import account, yaml_of
 from asyncgrpo.config.flat import AsyncGRPOConfig
 from asyncgrpo.config.loading import load_config
 from asyncgrpo.config.names import DOTTED, ELSEWHERE, FIELDS
+from asyncgrpo.config.trl_account import Translation
 from asyncgrpo.config.trl_arguments import read_arguments
+from asyncgrpo.config.trl_defaults import WRITTEN, WRITTEN_ASYNC
 from asyncgrpo.config.trl_tables import DEFAULTS, NEEDLESS, SCRIPT
-from asyncgrpo.config.trl_translation import Translation, translate
+from asyncgrpo.config.trl_translation import translate
 from asyncgrpo.errors import ConfigError
 
 GRPO_CONFIG = (Path(__file__).parent / "trl_1_16_arguments.txt").read_text().split()
@@ -25,6 +27,11 @@ _SCRIPT = """
 """
 SCRIPT_ARGUMENTS = _SCRIPT.split()
 """Of TRL 1.16's GRPOScriptArguments, ModelConfig and DatasetMixtureConfig."""
+
+
+def asked(said: Translation, section: str) -> dict[str, Any]:
+    """A section without TRL's defaults."""
+    return {key: v for key, v in said.sections.get(section, {}).items() if f"{section}.{key}" not in said.written}
 
 
 def places(said: Translation, name: str) -> list[str]:
@@ -56,7 +63,12 @@ def test_what_is_translated_loads_and_is_what_python_makes_of_it(tmp_path: Path)
     path = tmp_path / "run.yaml"
     path.write_text(yaml_of(said.sections, "test"))
     assert (said.left_out, said.needless, said.mend) == ({}, {}, [])
-    assert load_config(path).config == AsyncGRPOConfig(**given, groups_per_step=2).to_run_config()
+    defaults = {"num_train_epochs": 3.0, "lr_scheduler_type": "linear", "max_completion_length": 512, "bf16": True}
+    saving = {"save_steps": 500, "save_minutes": 0.0, "save_total_limit": None}
+    correction = {"vllm_importance_sampling_clip_max": 3.0}
+    written = {**defaults, **saving, **correction}
+    assert said.written == {DOTTED[name]: value for name, value in written.items()}
+    assert load_config(path).config == AsyncGRPOConfig(**given, groups_per_step=2, **written).to_run_config()
     assert said.sections["training"]["groups_per_step"] == 2  # TRL's 8 completions, 4 each
 
 
@@ -80,10 +92,10 @@ def test_what_is_translated_loads_and_is_what_python_makes_of_it(tmp_path: Path)
 )
 def test_batches_and_steps(batch: dict[str, int], training: dict[str, int]) -> None:
     said = translate(batch)
-    assert said.sections["training"] == training
+    assert asked(said, "training") == training
     assert said.left_out == {}
     if "save_steps" in batch:
-        assert said.sections["checkpoint"] == {"save_steps": 2}
+        assert asked(said, "checkpoint") == {"save_steps": 2}
         assert "training.max_steps: 17 steps of 6 updates each, for 100 updates" in said.notes
 
 
@@ -99,9 +111,9 @@ def test_batches_that_cannot_be_told_are_left_out(batch: dict[str, int]) -> None
 def test_two_words_for_one_size_are_refused_as_in_trl() -> None:
     said = translate({"steps_per_generation": 2, "generation_batch_size": 64})
     assert said.left_out.keys() == {"steps_per_generation", "generation_batch_size"}
-    assert "groups_per_step" not in said.sections.get("training", {})
+    assert "groups_per_step" not in said.sections["training"]
     said = translate({"groups_per_step": 5, "gradient_accumulation_steps": 4})
-    assert said.sections["training"] == {"groups_per_step": 5}
+    assert asked(said, "training") == {"groups_per_step": 5}
     assert said.left_out == {"gradient_accumulation_steps": "training.groups_per_step is given, and says it all"}
 
 
@@ -139,7 +151,7 @@ def test_adapters() -> None:
 @pytest.mark.parametrize(
     ("given", "staleness"),
     [
-        ({"weight_sync_steps": 1}, None),
+        ({"weight_sync_steps": 1}, 4),
         ({"weight_sync_steps": 1, "max_staleness": 3}, 3),
         ({"weight_sync_steps": 4, "max_staleness": 0}, 3),  # trained in the last step before the next publish
         ({"weight_sync_steps": 4}, 19),
@@ -158,7 +170,74 @@ def test_a_warm_up_is_of_the_schedule_that_trl_has_by_default(tmp_path: Path) ->
     said = translate({"warmup_steps": 10, "max_steps": 100})
     assert (said.left_out, said.mend) == ({}, [])
     assert said.sections["training"] | {"lr_scheduler_type": "linear", "warmup_steps": 10} == said.sections["training"]
-    assert "lr_scheduler_type" not in translate({"warmup_steps": 0, "max_steps": 100}).sections["training"]
+
+
+@pytest.mark.parametrize(
+    ("given", "steps", "place"),
+    [
+        ({"warmup_ratio": 0.1, "max_steps": 95}, 10, "translated"),
+        ({"warmup_steps": 0.1, "max_steps": 95}, 10, "translated"),  # what transformers 5 makes of the ratio
+        ({"warmup_ratio": 0.1, "max_steps": 95, "num_iterations": 2}, 10, "translated"),  # both count updates
+        ({"warmup_ratio": 0.1, "warmup_steps": 4, "max_steps": 95}, 4, "needless"),
+        ({"warmup_ratio": 0.0, "max_steps": 95}, None, "needless"),
+        ({"warmup_ratio": 0.1, "max_steps": 95, "lr_scheduler_type": "constant"}, None, "needless"),
+        ({"warmup_ratio": 0.1, "max_steps": 95, "weight_sync_steps": 1}, None, "needless"),  # constant by default
+        ({"warmup_ratio": 1.5, "max_steps": 95}, None, "left out"),
+        ({"warmup_ratio": "a tenth", "max_steps": 95}, None, "left out"),
+        ({"warmup_ratio": 0.1}, None, "left out"),
+        ({"warmup_steps": 0.1}, None, "left out"),
+    ],
+    ids=str,
+)
+def test_a_share_of_warm_up_becomes_updates(
+    given: dict[str, Any], steps: int | None, place: str, tmp_path: Path
+) -> None:
+    said = translate(given)
+    argument = next(iter(given))
+    assert places(said, argument) == [place]
+    assert said.sections["training"].get("warmup_steps") == steps
+    (tmp_path / "run.yaml").write_text(yaml_of(said.sections, "test"))
+    load_config(tmp_path / "run.yaml")
+    if "max_steps" not in given:
+        assert (
+            "training.warmup_steps to 0.1 x rows x training.num_train_epochs / training.groups_per_step, or"
+            in (said.left_out[argument])
+        )
+
+
+@pytest.mark.parametrize(
+    ("given", "checkpoint", "left_out"),
+    [
+        ({}, {"save_steps": 500, "save_minutes": 0.0, "save_total_limit": None}, []),
+        ({"save_total_limit": 3}, {"save_steps": 500, "save_minutes": 0.0, "save_total_limit": 3}, []),
+        ({"num_iterations": 2}, {"save_steps": 250, "save_minutes": 0.0, "save_total_limit": None}, []),
+        (
+            {"save_strategy": "steps", "save_steps": 20},
+            {"save_steps": 20, "save_minutes": 0.0, "save_total_limit": None},
+            [],
+        ),
+        ({"save_strategy": "no", "save_steps": 20}, {"save_minutes": 0.0, "save_total_limit": None}, []),
+        ({"save_strategy": False}, {"save_minutes": 0.0, "save_total_limit": None}, []),
+        ({"save_strategy": "epoch"}, {"save_total_limit": None}, ["save_strategy"]),
+        ({"save_strategy": "best", "save_steps": 20}, {"save_total_limit": None}, ["save_strategy"]),
+        ({"save_strategy": "now and then"}, {"save_total_limit": None}, ["save_strategy"]),
+        (
+            {"save_steps": 0.2, "max_steps": 99},
+            {"save_steps": 20, "save_minutes": 0.0, "save_total_limit": None},
+            [],
+        ),
+        ({"save_steps": 0.2}, {"save_total_limit": None}, ["save_steps"]),
+    ],
+    ids=str,
+)
+def test_checkpoints_come_when_trl_saves_them(
+    given: dict[str, Any], checkpoint: dict[str, Any], left_out: list[str], tmp_path: Path
+) -> None:
+    said = translate(given)
+    assert (said.sections["checkpoint"], list(said.left_out), said.mend) == (checkpoint, left_out, [])
+    assert all(len(places(said, name)) == 1 for name in given)
+    (tmp_path / "run.yaml").write_text(yaml_of(said.sections, "test"))
+    assert load_config(tmp_path / "run.yaml").config.checkpoint.save_total_limit == checkpoint["save_total_limit"]
 
 
 def test_steps_of_several_updates_are_counted_for_evaluations_too() -> None:
@@ -198,23 +277,45 @@ def test_a_misspelt_argument_is_named() -> None:
     }
 
 
-def test_defaults_that_differ_are_told_unless_given() -> None:
+def test_defaults_with_another_meaning_are_written_down_unless_given() -> None:
     said = translate({"max_completion_length": 512})
-    assert said.defaults["training.num_train_epochs"] == 3.0
-    assert "generation.max_completion_length" not in said.defaults
-    assert "training.num_train_epochs" not in translate({"max_steps": 5}).defaults
-    assert "  training.num_train_epochs: here 1.0; as in TRL: 3.0" in account(said)
+    assert said.sections["training"]["num_train_epochs"] == said.written["training.num_train_epochs"] == 3.0
+    assert "generation.max_completion_length" not in said.written
+    assert "training.num_train_epochs" not in translate({"max_steps": 5}).written
+    assert "training.num_train_epochs" in translate({"max_steps": -1}).written
+    assert "training.bf16" not in translate({"fp16": True}).written
+    assert said.written["objective.importance_sampling_correction"] == "sequence_mask"
+    off = translate({"vllm_importance_sampling_correction": False})
+    assert off.sections["objective"] == {"importance_sampling_correction": "none"}  # and no bound, which is refused
+    assert "  training.num_train_epochs: 3.0; here 1.0" in account(said)
+    assert "  training.gradient_checkpointing: here false; as in TRL: true" in account(said)
+
+
+def test_arguments_of_the_async_trainer_have_its_defaults() -> None:
+    said = translate({"max_inflight_tasks": 8})
+    assert (said.sections["generation"], said.sections["buffer"]) == (
+        {"max_completion_length": 2048},
+        {"max_staleness": 4},
+    )
+    assert "lr_scheduler_type" not in said.sections["training"]
+    assert "objective" not in said.sections
 
 
 def test_the_table_of_defaults_is_that_of_the_page() -> None:
     page = (Path(__file__).parents[2] / "docs" / "coming_from_trl.md").read_text()
-    rows = re.findall(r"^\| `(\w+)` \| (\S+) \| ([^|]+) \| [^|]+ \|$", page, re.MULTILINE)
-    trl = {name: said.removesuffix(" unless fp16 is set") for name, _, said in rows if said != "—"}
+    rows = re.findall(r"^\| `(\w+)` \| (\S+) \| ([^|]+) \| ([^|]+) \|$", page, re.MULTILINE)
+    columns = {"GRPO": {name: said for name, _, said, _ in rows}, "async": {name: said for name, _, _, said in rows}}
     names_and_places = {"output_dir", "log_level", "project", "vllm_server_base_url"}
     names_and_places |= {"eval_strategy", "eval_steps", "eval_on_start"}  # of what is only looked at
-    told = {name: said for name, said in trl.items() if name not in names_and_places}
-    assert told == {name: str(value) for name, value in DEFAULTS.items()}
-    assert all(FIELDS[DOTTED[name]].default != value for name, value in DEFAULTS.items())
+    only_async = {"token_budget", "request_timeout"}  # memory and patience
+    for column, written in (("GRPO", WRITTEN), ("async", WRITTEN_ASYNC)):
+        told = {name: said.removesuffix(" unless fp16 is set") for name, said in columns[column].items() if said != "—"}
+        told = {name: said for name, said in told.items() if name not in names_and_places | only_async}
+        both = {**written, **DEFAULTS}
+        if column == "async":
+            told.pop("lr_scheduler_type"), both.pop("vllm_gpu_memory_utilization")  # ours; has none
+        assert told == {name: str(value) for name, value in both.items()}
+        assert all(FIELDS[DOTTED[name]].default != value for name, value in both.items())
 
 
 def test_advice_names_settings_that_exist() -> None:

@@ -298,6 +298,22 @@ async def test_openings_that_cannot_be_had(opening: Any, message: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"context": 140}, "made a prompt of 135 tokens; the model's context of 140 leaves 40 beside"),
+        ({"context": 140, "engines": {"max_model_len": 139}}, "engines.max_model_len=139 leaves 39 beside"),
+        ({"data": {"max_prompt_length": 20}, "context": 140}, "data.max_prompt_length is 20"),
+    ],
+)
+async def test_an_opening_has_to_leave_room_for_an_answer(settings: dict[str, Any], message: str) -> None:
+    """Without data.max_prompt_length too: an engine would refuse it without naming the environment."""
+    player = make_player(Opening, arguments={"opening": "x" * 100}, **settings, max_tokens=100)
+    with pytest.raises(EnvironmentFailure, match=rf"prompt 0-3: reset: .*{message}"):
+        await player.play(prompt_of(), Model("a"))
+    assert (await make_player(Opening, arguments={"opening": "x"}, context=400).play(prompt_of(), Model("a"))).turns
+
+
+@pytest.mark.parametrize(
     "said", ["x" * 10_000, [{"role": "user", "content": "x" * 5_000}, {"role": "user", "content": "y" * 5_000}]]
 )
 async def test_what_is_far_too_long_ends_the_trajectory_without_being_encoded(said: Any) -> None:

@@ -14,15 +14,50 @@ from asyncgrpo.environments.verifiers import VerifiersEnvironment, rows
 from asyncgrpo.errors import ConfigError, EnvironmentFailure
 
 PACKAGE = """
+import inspect
 from verifiers.types import AssistantMessage, UserMessage
 
 class ClientConfig: ...
 
 class Rubric:
+    # As the own one of verifiers: functions may be async or not, and one that raises is a 0 and a line in a log.
+    has_group_rewards = False
+    def __init__(self, *funcs):
+        self.funcs = list(funcs)
     async def score_rollout(self, state):
         assert state["completion"] is not None, "rendered first"
-        last = state["completion"][-1]
-        state["reward"] = 1.0 if last.content == state["answer"] else 0.25 * len(state["trajectory"])
+        state["reward"] = 0.0
+        for function in self.funcs:
+            given = {"state": state, "completion": state["completion"], "answer": state["answer"]}
+            given = {name: given[name] for name in inspect.signature(function).parameters}
+            try:
+                score = function(**given)
+                state["reward"] += float(await score if inspect.isawaitable(score) else score)
+            except Exception:
+                state["reward"] += 0.0
+
+class RubricGroup:
+    has_group_rewards = False
+    def __init__(self, *rubrics):
+        self.rubrics = rubrics
+    async def score_rollout(self, state):
+        rewards = []
+        for rubric in self.rubrics:
+            await rubric.score_rollout(state)
+            rewards.append(state["reward"])
+        state["reward"] = sum(rewards)
+
+def right(completion, answer):
+    return float(completion[-1].content == answer)
+
+async def long(state, completion, answer):
+    return 0.25 * len(state["trajectory"]) if completion[-1].content != answer else 0
+
+async def breaks(completion):
+    return 1 / (len(completion) - len(completion))
+
+def says(completion):
+    return "none"
 
 class State(dict):
     pass
@@ -30,7 +65,13 @@ class State(dict):
 class Env:
     tool_defs = None
     def __init__(self, mode="plain", turns=3):
-        self.mode, self.turns, self.rubric, self.cleaned = mode, turns, Rubric(), 0
+        self.mode, self.turns, self.rubric, self.cleaned = mode, turns, Rubric(right, long), 0
+        if mode == "rubric_raises":
+            self.rubric = RubricGroup(Rubric(right), Rubric(long, breaks))
+        if mode == "rubric_says":
+            self.rubric = Rubric(right, says)
+        if mode == "group_rubric":
+            self.rubric.has_group_rewards = True
         if mode == "tools":
             self.tool_defs = ["search"]
     def get_dataset(self):
@@ -136,17 +177,21 @@ async def test_it_is_cleaned_up_once() -> None:
         ("rewrites_prompt", "reset: ValueError: its setup_state changes the prompt"),
         ("rewrites", "turn 1: step: ValueError: it rewrites earlier messages"),
         ("fails", "turn 1: step: RuntimeError: verifiers: the sandbox is gone"),
+        ("rubric_raises", "get_reward: RuntimeError: the rubric's breaks raised ZeroDivisionError: division by zero"),
+        ("rubric_says", "get_reward: RuntimeError: the rubric's says raised ValueError: could not convert string to"),
     ],
 )
 async def test_what_it_does_that_is_not_supported_fails_its_sample(mode: str, message: str) -> None:
+    """A function of the rubric that raises is 0 to the package; a failure is never a reward here."""
     with pytest.raises(EnvironmentFailure, match=message):
-        await player_of(mode=mode).play(prompt_of(answer="6"), Model("1", "2"))
+        await player_of(mode=mode).play(prompt_of(answer="6"), Model("1", "2", "3"))
 
 
 async def test_what_can_be_known_is_refused_before_a_run_starts(package: Path) -> None:
     for id, arguments, message in [
         ("other", {}, "environment 'other' of verifiers is no MultiTurnEnv"),
         ("game", {"mode": "tools"}, "environment 'game' of verifiers has tools of its own"),
+        ("game", {"mode": "group_rubric"}, "'game' of verifiers has a rubric that compares the samples of a group"),
     ]:
         with pytest.raises(ConfigError, match=message):
             make_player(VerifiersEnvironment, arguments={"id": id, **arguments})

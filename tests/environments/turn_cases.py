@@ -55,8 +55,8 @@ class Model:
 
 def make_config(**environment: Any) -> RunConfig:
     limits = {"max_completion_length": environment.pop("max_tokens", 200)}
-    data = environment.pop("data", {})
-    return RunConfig.model_validate({"generation": limits, "environment": environment, "data": data})
+    others = {name: environment.pop(name) for name in ("data", "engines") if name in environment}
+    return RunConfig.model_validate({"generation": limits, "environment": environment, **others})
 
 
 def prompt_of(prompt: PromptText = CHAT, **columns: Any) -> Prompt:
@@ -76,6 +76,7 @@ def make_player(
     *,
     tokenizer: Any = TOKENIZER,
     tools: Sequence[Any] = (),
+    context: int | None = None,
     **settings: Any,
 ) -> Player:
     config = make_config(**settings)
@@ -86,7 +87,7 @@ def make_player(
     def encoded(text: PromptText, row: int) -> tuple[int, ...]:
         return encode(text, tokenizer, shown, f"row {row}")
 
-    return build_player(source, shown, tokenizer, decoder_of(tokenizer), encoded, prompt_of(prompt))
+    return build_player(source, shown, tokenizer, decoder_of(tokenizer), encoded, prompt_of(prompt), context)
 
 
 class Guessing:

@@ -1,11 +1,13 @@
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from observe_cases import group, measures, report, sample
 
 from asyncgrpo.errors import RunFolderError
+from asyncgrpo.observe.evaluations import append_evaluation
 from asyncgrpo.observe.examples import example_pairs
 from asyncgrpo.observe.plot import moving_average, plot_run
 from asyncgrpo.observe.recorder import Recorder
@@ -57,6 +59,37 @@ def test_totals_weigh_steps_by_their_size() -> None:
     assert summary["verdict"] == "generation-bound"
 
 
+def test_held_out_prompts_are_shown_before_and_after(tmp_path: Path) -> None:
+    """The same prompts, whatever order their groups came in; trained ones are others in every step."""
+    folder = run_of_three_steps(tmp_path)
+    recorder = Recorder(folder)
+    record: dict[str, Any] = {"error": None, "samples_per_prompt": 1, "temperature": 0.0, "max_completion_length": 9}
+    record |= {"eval_set": "x", "prompts": 2, "prompt_rewards": [0.0, 0.5], "reward_mean": 0.25, "pass_ratio/1": 0.0}
+    record |= {"completion_tokens_mean": 3.0, "truncated_ratio": 0.0, "version_min": 0, "version_max": 0}
+    record |= dict.fromkeys(("samples_failed", "prompts_unscored", "samples_unscored", "samples_mixed_version"), 0)
+    for step, order in ((0, (1, 0)), (3, (0, 1))):
+        groups = [
+            group([sample(step + place, text=f"said {place} at {step}")], place, f"asked {place}") for place in order
+        ]
+        recorder.write_evaluation(step, groups)
+        append_evaluation(folder.evaluation_file, {"step": step, **record})
+    lines = write_summary(folder).splitlines()
+    start = lines.index(
+        "Completions of held-out prompts at step 0 and at step 3 (the first of each prompt, not chosen by reward):"
+    )
+    assert lines[start + 1 : start + 9] == [
+        "",
+        "    prompt                 asked 0",
+        "    step 0, reward +0.000  said 0 at 0",
+        "    step 3, reward +3.000  said 0 at 3",
+        "",
+        "    prompt                 asked 1",
+        "    step 0, reward +1.000  said 1 at 0",
+        "    step 3, reward +4.000  said 1 at 3",
+    ]
+    assert not any("What is grass?" in line for line in lines)
+
+
 def test_summary_is_written_and_returned(tmp_path: Path) -> None:
     folder = run_of_three_steps(tmp_path)
     text = write_summary(folder)
@@ -73,8 +106,8 @@ def test_summary_is_written_and_returned(tmp_path: Path) -> None:
     assert "    reward +1.000           blue sky 1" in lines
     assert "    other prompt at step 3  What is the sky? 3" in lines
     assert "    reward +3.000           blue sky 3" in lines
-    assert "    same prompt at step 3  What is grass?" in lines
-    assert "    reward -1.000          grass\\nis green" in lines
+    assert "    prompt                 What is grass?" in lines
+    assert "    step 3, reward -1.000  grass\\nis green" in lines
     assert f"* Plot: {folder.reward_plot}" in lines
     assert not any(line.startswith("* Model") for line in lines)
 

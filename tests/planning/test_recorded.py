@@ -1,8 +1,10 @@
 """From a run's folder to a model of it: written by the recorder, read by the planner."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 
 from asyncgrpo.config import RunConfig
@@ -130,3 +132,25 @@ def test_a_folder_that_tells_too_little_is_refused(tmp_path: Path) -> None:
         read_recording(tmp_path)
     with pytest.raises(RunFolderError, match="save_rollouts=true"):
         read_recording(written(tmp_path / "run", rollouts=False))
+
+
+def test_what_an_environment_gave_cost_no_engine_a_token(tmp_path: Path) -> None:
+    """Of 5 tokens, 2 are the environment's; a version that changes at the given ones is a publish all the same."""
+    said = replace(
+        completion(5, 1.0, (0, 0, 0, 1, 1)),
+        sampled=np.array([True, False, False, True, True]),
+        behaviour_logprobs=np.array([-1.0, 0.0, 0.0, -1.0, -1.0]),
+    )
+    plain = completion(4, 1.0, (0, 0, 0, 0))
+    with RunFolder.create(tmp_path / "run") as folder:
+        folder.config_file.write_text(render_config(from_python(CONFIG, ())))
+        samples = [Sample(completion=each, text="", rewards={"f": 1.0}, reward=1.0) for each in (said, plain)]
+        turns = replace(group(1, 0, 1, 1.0), samples=tuple(samples))
+        recorder = Recorder(folder)
+        recorder.write_rollouts(1, 0, [turns], np.zeros(2))
+        recorder.append_step({"step": 1, "time": 5.0})
+        read = read_recording(folder.path).samples
+        assert (read.tokens.tolist(), read.publishes.tolist()) == ([3, 4], [1, 0])
+        file = folder.rollouts_dir / "step_000001.parquet"
+        pq.write_table(pq.read_table(file).drop_columns(["sampled"]), file)  # of before there were turns
+        assert read_recording(folder.path).samples.tokens.tolist() == [5, 4]

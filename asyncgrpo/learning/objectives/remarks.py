@@ -15,6 +15,8 @@ _FIELD_OF = {
     "level": "objective.importance_sampling_level",
     "correction": "objective.importance_sampling_correction",
 }
+_CLIP = frozenset({"gate", "epsilon", "epsilon_high", "delta", "dual_clip"})
+"""Who sets one of these counts on the clip. By default it is there, does nothing, and nobody waits for it to."""
 NO_REPLAY = ReplaySection()
 
 
@@ -81,8 +83,9 @@ def remarks(
 
 
 def _inert(objective: ObjectiveSection, found: Collection[Bias]) -> list[str]:
-    """Settings that do nothing while current is proximal; a biased piece still does something."""
+    """Settings that somebody made, and that do nothing while current is proximal. A biased piece does something."""
     biased, level = {bias.piece for bias in found}, objective.importance_sampling_level
     is_ratio_gate = objective.gate not in ("none", *PRODUCT_GATES)
-    inert = [f"objective.gate={objective.gate}"] if is_ratio_gate and "gate" not in biased else []
+    is_asked_for = objective.gate != "clip" or level != "token" or not _CLIP.isdisjoint(objective.model_fields_set)
+    inert = [f"objective.gate={objective.gate}"] if is_ratio_gate and is_asked_for and "gate" not in biased else []
     return [*inert, f"{_FIELD_OF['level']}={level}"] if level != "token" and "level" not in biased else inert
