@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from page_cases import HOSTILE, START, STEP_SECONDS, record, write_run, write_step
+from page_cases import HOSTILE, START, STEP_SECONDS, evaluation, group, record, sample, write_run, write_step
 
-from asyncgrpo.observe.page import curves, timeline
+from asyncgrpo.observe.evaluations import append_evaluation
+from asyncgrpo.observe.page import curves, rollout_rows, timeline
 from asyncgrpo.observe.page.curves import meaning_of
 from asyncgrpo.observe.page.reader import BadQuestion, RunReader
 from asyncgrpo.observe.page.rollouts import Missing
@@ -121,10 +122,34 @@ def test_lines_that_are_no_records_are_counted(folder: RunFolder, reader: RunRea
 
 
 def test_an_evaluation_file_that_is_torn_costs_the_evaluations_only(folder: RunFolder, reader: RunReader) -> None:
-    folder.evaluation_file.write_text("nonsense\n{}\n")
+    folder.evaluation_file.write_text(f"nonsense\n{json.dumps(evaluation(8, 0.5))}\n{{}}\n")
     series = ask(reader, "series")
-    assert (series["rows"], series["evaluations"]) == (24, [])
-    assert "is no evaluation's record" in series["evaluations_error"]
+    assert (series["rows"], [each["step"] for each in series["evaluations"]]) == (24, [8])
+    assert series["evaluations_error"] == "2 lines of evaluation.jsonl are no evaluation's record"
+
+
+def test_evaluations_are_read_as_they_come_without_the_rewards_of_prompts(folder: RunFolder, reader: RunReader) -> None:
+    assert "prompt_rewards" not in ask(reader, "series")["evaluations"][0]
+    with open(folder.evaluation_file, "a") as file:
+        file.write(json.dumps(evaluation(32, 1.0)) + '\n{"step": 40, "rew')
+    series = ask(reader, "series")
+    assert [each["step"] for each in series["evaluations"]] == [0, 8, 16, 24, 32]
+    assert "evaluations_error" not in series, "half a line may become a whole one"
+    folder.evaluation_file.write_text("")
+    append_evaluation(folder.evaluation_file, evaluation(0, 0.5))  # the run went back, and on
+    assert [each["reward_mean"] for each in ask(reader, "series")["evaluations"]] == [0.5]
+
+
+def test_what_is_no_number_is_none(folder: RunFolder, reader: RunReader) -> None:
+    odd = record(25, 1.0) | {"loss": [1, 2], "gradient_norm": None, "policy_entropy_nats": 10**400}
+    with open(folder.metrics_file, "a") as file:
+        file.write(json.dumps(odd) + "\n" + json.dumps({"step": 26}) + '\n{"step": 27, "loss": NaN}\n')
+    series = ask(reader, "series")
+    assert series["step"][-2:] == [25, 26]
+    for name in ("loss", "gradient_norm", "policy_entropy_nats"):
+        assert series["fields"][name]["mean"][-2:] == [None, None]
+    assert series["fields"]["reward_mean"]["mean"][-2:] == [1.0, None]
+    assert ask(reader, "run")["unreadable"] == 1
 
 
 def test_every_number_is_explained(reader: RunReader) -> None:
@@ -275,6 +300,41 @@ def test_files_from_before_there_were_turns(folder: RunFolder, reader: RunReader
     assert ask(reader, "tokens", of="step_000003", group=31, sample=0)["proximal"] is None
     assert ask(reader, "tokens", of="step_000003", group=31, sample=0)["sampled"] == [True] * 10
     assert ask(reader, "group", of="step_000003", group=31)["samples"][0]["extra"] == {}
+
+
+def test_files_of_other_versions_lack_columns(folder: RunFolder, reader: RunReader) -> None:
+    import pyarrow.parquet as pq
+
+    path = folder.rollouts_dir / "step_000002.parquet"
+    kept = ["group_id", "sample", "prompt", "completion", "token_ids", "behaviour_logprobs", "versions", "reward"]
+    pq.write_table(pq.read_table(path).select(kept), path)
+    assert [each["rewards"] for each in ask(reader, "rollouts", of="step_000002")["groups"]] == [
+        [1.0, -1.0], [0.5, 0.0], [0.1],
+    ]  # fmt: skip
+    shown = ask(reader, "group", of="step_000002", group=21)
+    assert (shown["fate"], shown["seconds"], shown["samples"][0]["rewards"]) == (None, None, {})
+    assert ask(reader, "tokens", of="step_000002", group=21, sample=0)["version"] is None
+
+
+def test_a_file_with_many_rows_is_read_some_at_a_time(folder: RunFolder, reader: RunReader) -> None:
+    size = 3 * rollout_rows.ROWS_AT_ONCE // 10 + 1  # groups that end in other batches than they begin
+    many = [group(g, f"prompt {g}", [sample(f"{g} {i}", i, [0, 0]) for i in range(10)]) for g in range(size)]
+    Recorder(folder).write_evaluation(8, many)
+    listed = ask(reader, "rollouts", of="eval_000008")
+    assert [each["rewards"] for each in listed["groups"]] == [[*map(float, range(10))]] * size
+    assert listed["groups"][25]["prompt"] == "prompt 25"
+    across = rollout_rows.ROWS_AT_ONCE // 10
+    texts = [each["completion"] for each in ask(reader, "group", of="eval_000008", group=across)["samples"]]
+    assert texts == [f"{across} {i}" for i in range(10)]
+    assert ask(reader, "tokens", of="eval_000008", group=across, sample=9)["ids"] == [10, 11]
+
+
+def test_more_groups_than_are_shown_are_counted(
+    folder: RunFolder, reader: RunReader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("asyncgrpo.observe.page.rollouts.MOST_GROUPS", 2)
+    listed = ask(reader, "rollouts", of="step_000002")
+    assert ([each["group"] for each in listed["groups"]], listed["left_out"]) == ([20, 21], 1)
 
 
 def test_warnings_with_the_newest_first(reader: RunReader) -> None:

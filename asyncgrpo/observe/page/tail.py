@@ -18,11 +18,11 @@ PAUSE_SECONDS = 5e-5
 """A thread that only computes is made to give up Python's lock after 5 ms; one that sleeps gives it up at once."""
 
 
-def with_pauses(lines: Iterable[bytes]) -> Iterator[bytes]:
+def with_pauses(lines: Iterable[bytes], at_once: int = LINES_AT_ONCE) -> Iterator[bytes]:
     """The lines. Who works through many of them lets the event loop of the run have its turn in between."""
     for number, line in enumerate(lines, start=1):
         yield line
-        if number % LINES_AT_ONCE == 0:
+        if number % at_once == 0:
             time.sleep(PAUSE_SECONDS)
 
 

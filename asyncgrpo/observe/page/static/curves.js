@@ -141,8 +141,8 @@
       if (isNew || !charts) {
         settings.x = "step";
         settings.smoothing = 0;
-        charts = { nodes: new Map(), series, grid: el("div", { class: "grid-of-charts" }) };
-        node.replaceChildren(page.tiles(), controls(draw), charts.grid);
+        charts = { nodes: new Map(), series, grid: el("div", { class: "grid-of-charts" }), note: el("p", { class: "hint", hidden: true }) };
+        node.replaceChildren(page.tiles(), controls(draw), charts.note, charts.grid);
       }
       charts.series = series;
       draw();
@@ -152,6 +152,8 @@
   function draw() {
     const { series, nodes, grid } = charts;
     page.fillTiles(series);
+    charts.note.textContent = series.evaluations_error || "";
+    charts.note.hidden = !series.evaluations_error;
     for (const [title, what, make] of CHARTS) {
       const drawn = series.rows ? make(series) : null;
       if (!drawn && title !== "Reward") continue;
