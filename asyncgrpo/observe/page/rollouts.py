@@ -111,7 +111,7 @@ def tokens(folder: RunFolder, of: str, group_id: int, sample: int, texts: TokenT
     if not places:
         raise Missing(f"{of} has no sample {sample} of group {group_id}")
     row = {name: table[name][places[0]] for name in table.schema.names}
-    ids = row["token_ids"].values.to_numpy().tolist()
+    ids = row["token_ids"].values.to_pylist()
     return {
         "ids": ids,
         "texts": texts.of(ids),
