@@ -345,6 +345,42 @@ def test_warnings_with_the_newest_first(reader: RunReader) -> None:
     assert hostile["text"].endswith(HOSTILE)
 
 
+def test_warnings_that_come_are_added_and_what_goes_on_belongs_to_the_one_before(
+    folder: RunFolder, reader: RunReader
+) -> None:
+    line = "2026-11-30T01:13:0{}.000Z {} step=5 version=4 asyncgrpo.meter: {}\n"
+    before = len(ask(reader, "warnings")["warnings"])
+    with open(folder.log_file, "a") as file:
+        file.write(line.format(0, "WARNING", "slow") + "because of this\nhalf a li")
+    assert ask(reader, "warnings")["warnings"][0]["text"] == "slow\nbecause of this"
+    with open(folder.log_file, "a") as file:
+        file.write("ne\n" + line.format(1, "INFO", "fine") + "and more of it\n" + line.format(2, "WARNING", "slow"))
+    newest, whole, *rest = ask(reader, "warnings")["warnings"]
+    assert (newest["text"], newest["times"]) == ("slow", 1)
+    assert whole["text"] == "slow\nbecause of this\nhalf a line"
+    assert len(rest) == before
+    folder.log_file.write_text(line.format(3, "WARNING", "anew"))
+    assert [each["text"] for each in ask(reader, "warnings")["warnings"]] == ["anew"]
+
+
+def test_repeats_do_not_push_other_warnings_out(folder: RunFolder, reader: RunReader) -> None:
+    line = "2026-11-30T01:13:00.000Z WARNING step={} version=4 asyncgrpo.meter: {}\n"
+    with open(folder.log_file, "w") as file:
+        file.write(line.format(1, "only once"))
+        file.writelines(line.format(step, "again and again") for step in range(2, 502))
+    newest, once = ask(reader, "warnings")["warnings"]
+    assert (newest["text"], newest["times"], newest["step"], once["text"]) == (
+        "again and again",
+        500,
+        "501",
+        "only once",
+    )
+    with open(folder.log_file, "a") as file:
+        file.writelines(line.format(step, f"each another: {step}") for step in range(300))
+    shown = ask(reader, "warnings")["warnings"]
+    assert [each["text"] for each in shown] == [f"each another: {step}" for step in range(299, 99, -1)]
+
+
 def test_warnings_of_a_log_of_json(folder: RunFolder, reader: RunReader) -> None:
     line = {"time": "2026-11-30T01:11:04.141Z", "level": "info", "run": "r", "step": None, "version": None}
     failed = {**line, "logger": "asyncgrpo.launch", "message": "the run failed", "traceback": "Traceback …"}
