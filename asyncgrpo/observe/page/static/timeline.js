@@ -133,7 +133,7 @@
     const { flow, from, to } = view.data;
     const values = flow.requests[lane.name];
     if (!values) return [];
-    const most = Math.max(1, ...Object.values(flow.requests).flat().filter(page.isNumber));
+    const most = Object.values(flow.requests).flat().reduce((largest, value) => Math.max(largest, value || 0), 1);
     const paths = ["", "", "", "", ""];
     const gap = typical(flow.at, to - from);
     values.forEach((value, i) => {
