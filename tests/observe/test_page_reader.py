@@ -212,6 +212,14 @@ def test_windows_that_are_none(reader: RunReader) -> None:
     assert ask(reader, "timeline", from_=0, to=1)["lanes"][0]["spans"] == []
 
 
+def test_a_run_in_its_first_second_has_a_window(folder: RunFolder, reader: RunReader) -> None:
+    level = {"at": START, "learner": "waiting", "in_flight": 4, "buffered": 0, "slots_held": 4, "requests": {"e": 8}}
+    folder.spans_file.write_text(json.dumps(level) + '\n{"lane": "learner", "sta')
+    answer = ask(reader, "timeline")
+    assert (answer["from"], answer["to"], answer["flow"]["in_flight"]) == (START, START + 1.0, [4])
+    assert [lane["name"] for lane in answer["lanes"]] == ["learner", "e"]
+
+
 def test_nothing_was_recorded(tmp_path: Path) -> None:
     (tmp_path / "config.yaml").touch()
     reader = RunReader(RunFolder(tmp_path))

@@ -99,7 +99,7 @@
   }
   function shares(layers) {
     const sums = layers[0].values.map((_, i) => layers.reduce((sum, layer) => sum + (layer.values[i] || 0), 0));
-    return layers.map((layer) => ({ ...layer, values: layer.values.map((value, i) => (sums[i] ? (value || 0) / sums[i] : 0)) }));
+    return layers.map((layer) => ({ ...layer, values: layer.values.map((value, i) => (sums[i] ? (value || 0) / sums[i] : null)) }));
   }
   function kls({ fields }) {
     const found = labelled(fields, "policy_kl_nats");
