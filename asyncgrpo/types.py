@@ -337,6 +337,8 @@ class StepReport:
     metrics: Mapping[str, float]
     seconds: Mapping[str, float]
     """Wall-clock by part: `proximal`, `forward_backward`, `optimiser`, `total`."""
+    memory: Mapping[str, int] = field(default_factory=dict, compare=False)
+    """Bytes of the rank that holds most, by kind: `resident`; on CUDA `allocated` and `reserved`, peaks of the step."""
     skipped: tuple[SkippedUpdate, ...] = ()
     proximal_logprobs: np.ndarray | None = field(default=None, compare=False, repr=False)
     """Of every completion token of the batch, in its order, as the proximal policy has them; NaN of those that were not

@@ -83,7 +83,11 @@ class Dashboard:
                     "type": "dashboards",
                     "tags": ["asyncgrpo"],
                     "title": "asyncgrpo",
+                    "icon": "dashboard",
+                    "tooltip": "",
                     "asDropdown": True,
+                    "targetBlank": False,
+                    "includeVars": True,
                     "keepTime": True,
                 }
             ],
@@ -202,6 +206,11 @@ def _stat(panel: Panel) -> dict[str, Any]:
             "textMode": "name" if panel.shows_name else "value",
             "colorMode": "value",
             "graphMode": "none",
+            "justifyMode": "auto",
+            "orientation": "auto",
+            "wideLayout": True,
+            "showPercentChange": False,
+            "percentChangeColorMode": "standard",
         }
     }
 
@@ -211,7 +220,17 @@ def _heatmap(panel: Panel) -> dict[str, Any]:
         "options": {
             "calculate": False,
             "cellGap": 1,
-            "color": {"mode": "scheme", "scheme": "Blues", "steps": 32},
+            "color": {
+                "mode": "scheme",
+                "scheme": "Blues",
+                "steps": 32,
+                "exponent": 0.5,
+                "fill": "dark-blue",
+                "reverse": False,
+            },
+            "exemplars": {"color": "orange"},
+            "legend": {"show": True},
+            "showValue": "never",
             "yAxis": {"unit": panel.unit},
             "tooltip": {"mode": "single", "yHistogram": False},
         }
@@ -221,7 +240,7 @@ def _heatmap(panel: Panel) -> dict[str, Any]:
 def _table(panel: Panel) -> dict[str, Any]:
     hidden = ["Time", "Value", "__name__", "instance", "job", "role"]
     organised = {"id": "organize", "options": {"excludeByName": dict.fromkeys(hidden, True)}}
-    return {"options": {"showHeader": True}, "transformations": [organised]}
+    return {"options": {"showHeader": True, "frameIndex": 0}, "transformations": [organised]}
 
 
 _OPTIONS = {"timeseries": _timeseries, "stat": _stat, "heatmap": _heatmap, "table": _table}

@@ -22,6 +22,8 @@ import yaml
 
 HERE = Path(__file__).resolve().parent
 START_SECONDS = 30.0
+PORTS_TRIED = 3
+"""Somebody else may take a free one before Prometheus does."""
 
 
 @dataclass(frozen=True)
@@ -96,21 +98,31 @@ def prometheus_of(targets: Path, data: Path, seconds: float = 1.0) -> Iterator[A
         for group in rules["groups"]:
             group["interval"] = f"{seconds:g}s"
         (data / file.name).write_text(yaml.safe_dump(rules), encoding="utf-8")
-    api = Api(f"http://127.0.0.1:{_free_port()}")
     command = [binary, f"--config.file={data / 'prometheus.yml'}", f"--storage.tsdb.path={data / 'tsdb'}"]
-    command += [f"--web.listen-address={api.url.removeprefix('http://')}", "--log.level=warn"]
-    with open(data / "log", "w") as log:
-        process = subprocess.Popen(command, stdout=log, stderr=log)
-    try:
-        until = time.monotonic() + START_SECONDS
-        while not api.ready():
-            if process.poll() is not None or time.monotonic() > until:
-                raise RuntimeError(f"prometheus did not start:\n{(data / 'log').read_text()[-2000:]}")
-            time.sleep(0.1)
-        yield api
-    finally:
-        process.terminate()
-        process.wait(20)
+    for _ in range(PORTS_TRIED):
+        api = Api(f"http://127.0.0.1:{_free_port()}")
+        address = f"--web.listen-address={api.url.removeprefix('http://')}"
+        with open(data / "log", "w") as log:
+            process = subprocess.Popen([*command, address, "--log.level=warn"], stdout=log, stderr=log)
+        try:
+            if _becomes_ready(api, process):
+                yield api
+                return
+        finally:
+            process.terminate()
+            process.wait(20)
+        if "address already in use" not in (data / "log").read_text():
+            break
+    raise RuntimeError(f"prometheus did not start:\n{(data / 'log').read_text()[-2000:]}")
+
+
+def _becomes_ready(api: Api, process: subprocess.Popen[bytes]) -> bool:
+    until = time.monotonic() + START_SECONDS
+    while process.poll() is None and time.monotonic() < until:
+        if api.ready():
+            return process.poll() is None  # else another one answered at its address
+        time.sleep(0.1)
+    return False
 
 
 def _config(targets: Path, seconds: float) -> dict[str, Any]:

@@ -3,13 +3,15 @@
 #
 #   monitoring/start.sh [FOLDER]      their data go to FOLDER (default: monitoring/data)
 #
-# Debian and Ubuntu: apt install prometheus prometheus-alertmanager. Grafana: https://grafana.com/grafana/download.
+# Debian and Ubuntu: apt install prometheus prometheus-alertmanager, or scripts/get_prometheus.sh, which puts Prometheus
+# into the environment. Grafana: https://grafana.com/grafana/download.
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 data=$(realpath -m "${1:-$here/data}")
+PATH=$PATH:$here/../.venv/bin  # where scripts/get_prometheus.sh puts it
 
 command -v prometheus >/dev/null || {
-  echo "start: no prometheus; on Debian and Ubuntu: apt install prometheus prometheus-alertmanager" >&2
+  echo "start: no prometheus: run scripts/get_prometheus.sh; or on Debian and Ubuntu: apt install prometheus" >&2
   exit 1
 }
 mkdir -p "$data" "$here/targets"

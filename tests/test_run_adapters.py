@@ -1,6 +1,7 @@
 """Whole runs that swap adapters in their engines: no pause, one version per completion, engines that come and go."""
 
 import asyncio
+import json
 import os
 import signal
 from pathlib import Path
@@ -51,6 +52,11 @@ async def test_a_run_swaps_adapters_without_a_pause(tiny_model: Path, tmp_path: 
         assert answer["model"].endswith(f":{row['versions'][0]}")
     assert max(abs(step["policy_kl_nats/behaviour_proximal"]) for step in run.steps if not step["staleness_max"]) < 1e-4
     assert list((tmp_path / "shm").iterdir()) == []
+    spans = [json.loads(line) for line in (tmp_path / "run" / "spans.jsonl").read_text().splitlines()]
+    swaps = [span for span in spans if (span.get("lane"), span.get("state")) == ("engine-0", "swapping")]
+    assert [span["step"] for span in swaps if "step" in span] == [1, 2, 3, 4], "version 0 comes before the first step"
+    accounted = orchestrator.session.metrics.engines.activity["engine-0"].time.seconds()
+    assert (accounted["swapping"] > 0, accounted["publishing"]) == (True, 0)
 
 
 @pytest.mark.slow

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 from asyncgrpo.generation.request import LOAD_ADAPTER, UNLOAD_ADAPTER
@@ -15,23 +15,25 @@ NO_ADAPTER = "(without an adapter)"
 
 class Adapters:
     """post(path, body): a control call that is never repeated. names(): what the engine's /v1/models lists. Both raise
-    EngineError.
+    EngineError. loading(): entered around every load.
     """
 
     def __init__(
         self,
         post: Callable[[str, Mapping[str, Any]], Awaitable[None]],
         names: Callable[[], Awaitable[Collection[str]]],
+        loading: Callable[[], AbstractContextManager[None]] = nullcontext,
     ) -> None:
         self.current: str | None = None
         """What new requests name, from their first token to their last; None: the model itself."""
-        self._post, self._names = post, names
+        self._post, self._names, self._loading = post, names, loading
         self._open: Counter[str] = Counter()
 
     async def load(self, name: str, path: str) -> None:
         """Have the engine load an adapter from a folder that it can read, in place of one it may have of that name."""
-        await self.unload(name)
-        await self._post(LOAD_ADAPTER, {"lora_name": name, "lora_path": path})
+        with self._loading():
+            await self.unload(name)
+            await self._post(LOAD_ADAPTER, {"lora_name": name, "lora_path": path})
 
     async def unload(self, name: str) -> None:
         """Have no new request name it; those under way end on it. The same if the engine does not have it."""

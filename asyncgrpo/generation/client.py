@@ -58,7 +58,7 @@ class EngineClient:
         self._vocab_size = vocab_size
         self._key = secret_of(config.engines.api_key_env, "engines.api_key_env")
         self._encoder = msgspec.json.Encoder()
-        self.adapters = Adapters(self._update, self._models)
+        self.adapters = Adapters(self._update, self._models, lambda: self.activity.swap())
 
     @property
     def open_requests(self) -> int:

@@ -112,7 +112,7 @@ class LearnerClient:
             )
         reports = [protocol.decode_report(answer) for answer in answers]
         proximal = gathered(batch, parts, [report.proximal_logprobs for report in reports])
-        return replace(reports[0], proximal_logprobs=proximal)
+        return replace(reports[0], memory=largest_memory(reports), proximal_logprobs=proximal)
 
     async def write_snapshot(self, path: str, version: int, perturbation: int | None = None) -> Snapshot:
         """Write the policy's weights to `path`; see `Learner.write_snapshot`."""
@@ -241,3 +241,8 @@ class LearnerClient:
             )
             for rank, device in enumerate(devices)
         ]
+
+
+def largest_memory(reports: Sequence[StepReport]) -> dict[str, int]:
+    """Of ranks that took a step together, by kind: the fullest device is the one that runs out."""
+    return {kind: max(report.memory[kind] for report in reports) for kind in reports[0].memory}

@@ -26,6 +26,7 @@ from asyncgrpo.learning.cutting import is_inert
 from asyncgrpo.learning.export import ADAPTER_FOLDER, export_dtype, export_tensors, share_weights
 from asyncgrpo.learning.four_bit import unsaid
 from asyncgrpo.learning.lora import BASE_FINGERPRINT, merged_state, save_adapter
+from asyncgrpo.learning.memory import StepMemory
 from asyncgrpo.learning.microbatch import MicroBatch, micro_batches, proximal_logprobs, scoring_batch
 from asyncgrpo.learning.model import base_fingerprint, load
 from asyncgrpo.learning.perturbation import perturbed, perturbed_adapters
@@ -68,7 +69,7 @@ class Learner:
         """
         if shard.batch.version != self.version:
             raise LearnerError(f"a batch for version {shard.batch.version} reached a learner at version {self.version}")
-        watch = Stopwatch(self._device)
+        watch, memory = Stopwatch(self._device), StepMemory(self._device)
         learning_rate = self._updates.learning_rate
         trained = [index for index, sizes in enumerate(shard.sizes) if sizes.tokens]
         with watch.part("total"):
@@ -99,6 +100,7 @@ class Learner:
             version=self.version,
             metrics=metrics,
             seconds=watch.seconds,
+            memory=memory.bytes(),
             skipped=tuple(skipped),
             proximal_logprobs=proximal_logprobs(shard.batch, [m for part in minibatches.values() for m in part]),
         )

@@ -2,7 +2,7 @@
 
     starting --served--> idle <--> busy      whether any request is open
     away <--left--  any of these            publishing: from the call that pauses it to the one that resumes it
-    away --served--> idle
+    away --served--> idle                   swapping: while an adapter is loaded, beside which requests go on
 
 Invariant: exactly one state is on at any moment, so the seconds of all states sum to the time since the run started.
 """
@@ -21,7 +21,7 @@ from asyncgrpo.observe.timing import TimeAccount
 
 __all__ = ["ENGINE_STATES", "OUTCOMES", "EngineActivity", "Outcome"]
 
-ENGINE_STATES = ("starting", "idle", "busy", "publishing", "away")
+ENGINE_STATES = ("starting", "idle", "busy", "publishing", "swapping", "away")
 """What an engine does; the first is the state at the start. Away: it gets no work, until it serves a version again."""
 
 Outcome = Literal["answered", "refused", "failed", "cancelled"]
@@ -40,6 +40,7 @@ class EngineActivity:
         self.open_requests = 0
         self.is_serving = False
         self._is_paused = False
+        self._swaps = 0
 
     @contextmanager
     def request(self) -> Iterator[None]:
@@ -68,6 +69,17 @@ class EngineActivity:
         self._is_paused = False
         self._settle()
 
+    @contextmanager
+    def swap(self) -> Iterator[None]:
+        """Around the load of an adapter, which is a publish without a pause."""
+        self._swaps += 1
+        self._settle()
+        try:
+            yield
+        finally:
+            self._swaps -= 1
+            self._settle()
+
     def served(self) -> None:
         """It serves a version, and gets work."""
         self.is_serving = True
@@ -84,6 +96,7 @@ class EngineActivity:
 
     def _settle(self) -> None:
         if self.is_serving:
-            state = "publishing" if self._is_paused else "busy" if self.open_requests else "idle"
+            working = "busy" if self.open_requests else "idle"
+            state = "publishing" if self._is_paused else "swapping" if self._swaps else working
             if state != self.time.state:
                 self.time.enter(state)

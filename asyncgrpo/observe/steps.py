@@ -204,6 +204,8 @@ def _learner_fields(report: StepReport) -> Fields:
         fields[REPORTED_AS.get(name, f"learner/{name}")] = value
     for part, seconds in report.seconds.items():
         fields[f"learner_seconds/{part}"] = seconds
+    for kind, held in report.memory.items():
+        fields[f"learner_memory_bytes/{kind}"] = held
     return fields
 
 

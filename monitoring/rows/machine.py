@@ -18,6 +18,14 @@ MACHINE = Row(
             minimum=0,
         ),
         Panel(
+            title="Learner's memory",
+            description="Of the rank that holds most: resident; on CUDA, peaks of a step of what tensors take and of"
+            " what is reserved for them.",
+            queries=(Query(expr='asyncgrpo_learner_memory_bytes{run="$run"} > 0', legend="{{kind}}"),),
+            unit="bytes",
+            minimum=0,
+        ),
+        Panel(
             title="Event loop",
             description="By how much a timer is late: 99 of 100, and on average.",
             queries=(

@@ -26,12 +26,14 @@ VOCAB = 97
 
 
 class CannedEngine:
-    """State behind all connections. rate: completions per second, None: at once. vocab: token ids are below it."""
+    """State behind all connections. rate: completions per second, None: all that are due, which they are `latency`
+    seconds after they were asked for. vocab: token ids are below it."""
 
-    def __init__(self, *, tokens: int, vocab: int, rate: float | None, seed: int = 0) -> None:
+    def __init__(self, *, tokens: int, vocab: int, rate: float | None, latency: float = 0.0, seed: int = 0) -> None:
         self._answers = [answer(tokens, vocab, random.Random(seed + i)) for i in range(VARIANTS)]
-        self._rate = rate
-        self._waiting: deque[asyncio.Transport] = deque()
+        self._rate, self._latency = rate, latency
+        self._waiting: deque[tuple[float, asyncio.Transport]] = deque()
+        """When each is due, the oldest first."""
         self._version = b"default"
         self._tokens = tokens
         self.answered = 0
@@ -44,13 +46,13 @@ class CannedEngine:
             now = time.monotonic()
             due = min(due + (math.inf if self._rate is None else self._rate * (now - last)), len(self._waiting))
             last = now
-            while due >= 1.0:
-                self._answer(self._waiting.popleft())
+            while due >= 1.0 and self._waiting[0][0] <= now:
+                self._answer(self._waiting.popleft()[1])
                 due -= 1.0
 
     def handle(self, path: str, body: bytes, transport: asyncio.Transport) -> None:
         if path == GENERATE:
-            self._waiting.append(transport)
+            self._waiting.append((time.monotonic() + self._latency, transport))
             return
         reply: dict[str, Any] = {}
         if path == "/finish_weight_update":
@@ -139,7 +141,9 @@ def _content_length(head: bytes) -> int:
 
 
 async def serve(arguments: argparse.Namespace) -> None:
-    engine = CannedEngine(tokens=arguments.tokens, vocab=arguments.vocab, rate=arguments.rate)
+    engine = CannedEngine(
+        tokens=arguments.tokens, vocab=arguments.vocab, rate=arguments.rate, latency=arguments.latency
+    )
     server = await asyncio.get_running_loop().create_server(
         lambda: Connection(engine), "127.0.0.1", arguments.port, backlog=8192
     )
@@ -153,6 +157,7 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=512)
     parser.add_argument("--vocab", type=int, default=VOCAB)
     parser.add_argument("--rate", type=float)
+    parser.add_argument("--latency", type=float, default=0.0)
     parser.add_argument("--port", type=int, default=0)
     asyncio.run(serve(parser.parse_args()))
 

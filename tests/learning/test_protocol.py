@@ -39,8 +39,9 @@ def test_scoring_arrives_as_it_left() -> None:
 
 
 def test_reports_and_snapshots_arrive_as_they_left() -> None:
-    report = StepReport(version=4, metrics={"loss": 0.5}, seconds={"total": 1.5})
-    assert protocol.decode_report(over_the_wire(protocol.encode_report(report))) == report
+    report = StepReport(version=4, metrics={"loss": 0.5}, seconds={"total": 1.5}, memory={"resident": 2**40})
+    arrived = protocol.decode_report(over_the_wire(protocol.encode_report(report)))
+    assert (arrived, arrived.memory) == (report, {"resident": 2**40})
     skipped = (SkippedUpdate(update=2, minibatch=1, loss=float("inf"), gradient_norm=0.5),)
     report = StepReport(version=4, metrics={}, seconds={}, skipped=skipped)
     assert protocol.decode_report(over_the_wire(protocol.encode_report(report))) == report

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -73,7 +74,8 @@ def live(prometheus: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
                 assert time.monotonic() < until, (folder / "said").read_text()
                 time.sleep(0.2)
                 for file in targets.glob("*.json"):
-                    seen = json.loads(file.read_text())
+                    with suppress(FileNotFoundError):  # the run took it along just now
+                        seen = json.loads(file.read_text())
                 stepping = api.at(f'asyncgrpo_learner_step{{run="{NAME}"}} > 0')
                 now = [target["health"] for target in api.targets()]
                 if stepping and now == ["up"] * 3:  # at its end a run takes its targets along before it exits

@@ -34,7 +34,7 @@ def test_every_second_is_of_one_state_and_all_sum_to_the_wall_clock() -> None:
     engine.after(64).left()
     engine.after(128).served()
     engine.after(256)
-    assert engine.seconds() == [1, 2 + 64 + 256, 4 + 8 + 32, 16, 128]
+    assert engine.seconds() == [1, 2 + 64 + 256, 4 + 8 + 32, 16, 0, 128]
     assert sum(engine.seconds()) == engine.now
 
 
@@ -48,7 +48,23 @@ def test_what_happens_while_it_gets_no_work_leaves_the_state_alone() -> None:
         engine.after(1).left()
         engine.after(1).paused()
     engine.after(1).resumed()
-    assert engine.seconds() == [4, 0, 1, 0, 2]
+    assert engine.seconds() == [4, 0, 1, 0, 0, 2]
+
+
+def test_a_swap_of_adapters_is_told_apart_from_a_pause_and_from_other_work() -> None:
+    engine = Engine()
+    engine.activity.served()
+    with engine.after(1).request():
+        with engine.after(2).swap():
+            engine.after(4)
+            with engine.activity.request():
+                engine.after(8)
+        engine.after(16)
+    with pytest.raises(EngineUnavailable), engine.activity.swap():
+        engine.after(32)
+        raise EngineUnavailable("it is gone")
+    engine.after(64)
+    assert engine.seconds() == [0, 1 + 64, 2 + 16, 0, 4 + 8 + 32, 0]
 
 
 def test_an_engine_that_leaves_while_it_is_paused_comes_back_unpaused() -> None:

@@ -252,6 +252,16 @@ def test_the_learners_training_is_shown_by_part() -> None:
     assert [shown[f'{name}{{part="{part}"}}'] for part in ("proximal", "forward_backward", "optimiser")] == [2, 5, 0]
 
 
+def test_the_learners_memory_is_shown_by_kind_where_it_is_known() -> None:
+    metrics = run_metrics()
+    groups = [group([sample(0.0), sample(1.0)])]
+    for step, memory in ((1, {"resident": 2**30, "allocated": 2**31}), (2, {"resident": 2**29})):
+        metrics.observe_step(step_record(step, groups, 0, replace(report(), memory=memory), measures()))
+    shown = series(metrics)
+    name = "asyncgrpo_learner_memory_bytes"
+    assert [shown[f'{name}{{kind="{kind}"}}'] for kind in ("resident", "allocated", "reserved")] == [2**29, 2**31, 0]
+
+
 def test_the_time_of_every_engine_sums_to_the_wall_clock_also_between_events() -> None:
     metrics = run_metrics()
     started = time.monotonic()

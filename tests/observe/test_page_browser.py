@@ -143,6 +143,30 @@ async def test_the_timeline_can_be_looked_into(browser: str, folder: RunFolder) 
         await page.until("document.querySelectorAll('.inside.training').length > 12")
 
 
+async def test_keys_go_through_tokens_and_the_skip_link_keeps_the_view(browser: str, folder: RunFolder) -> None:
+    async with shown(browser, folder, "rollouts/step_000002/20") as (page, _):
+        await page.until("document.querySelectorAll('.sample .tokens').length === 2")
+        await page.ask("document.querySelector('.sample .tokens').focus()")
+        said = "document.querySelector('.told').textContent"
+        for key, place in (("ArrowRight", 1), ("ArrowRight", 2), ("ArrowLeft", 1), ("ArrowLeft", 1)):
+            await page.press(key)
+            await page.until(f"{said}.startsWith('token {place} of 7: ')")
+        assert await page.ask("document.querySelectorAll('.tokens .t.here').length") == 1
+        await page.ask("document.querySelector('.skip').click()")
+        assert await page.ask("document.activeElement.id") == "main"
+        assert await page.ask("document.querySelector('nav a[aria-current]').hash") == "#rollouts"
+
+
+async def test_what_cannot_be_seen_is_shown_and_numbers_stay_short(browser: str, folder: RunFolder) -> None:
+    async with shown(browser, folder) as (page, _):
+        await page.until("document.querySelector('svg.chart path.line')")
+        hidden = "'a\\u200bb\\u{e0041}c\\u00ad\\ufeff\\u202e\\n\\t'"
+        assert await page.ask(f"page.visible({hidden})") == "a\\x200bb\\xe0041c\\xad\\xfeff\\x202e↵\n⇥\t"
+        shown_as = {"1e30": "1.0e30", "-2.5e15": "−2.5e15", "1.5e12": "1500G", "12345": "12.35k", "1e-30": "1.0e−30"}  # noqa: RUF001
+        for value, text in shown_as.items():
+            assert await page.ask(f"page.number({value})") == text
+
+
 async def test_a_number_draws_its_curve(browser: str, folder: RunFolder) -> None:
     async with shown(browser, folder, "numbers") as (page, _):
         await page.until("document.querySelector('table.numbers tbody tr')")

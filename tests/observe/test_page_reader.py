@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from page_cases import HOSTILE, START, STEP_SECONDS, record, write_run, write_step
+from page_cases import HOSTILE, START, STEP_SECONDS, evaluation, group, record, sample, write_run, write_step
 
-from asyncgrpo.observe.page import curves, timeline
+from asyncgrpo.observe.evaluations import append_evaluation
+from asyncgrpo.observe.page import curves, rollout_rows, timeline
 from asyncgrpo.observe.page.curves import meaning_of
 from asyncgrpo.observe.page.reader import BadQuestion, RunReader
 from asyncgrpo.observe.page.rollouts import Missing
@@ -121,10 +122,34 @@ def test_lines_that_are_no_records_are_counted(folder: RunFolder, reader: RunRea
 
 
 def test_an_evaluation_file_that_is_torn_costs_the_evaluations_only(folder: RunFolder, reader: RunReader) -> None:
-    folder.evaluation_file.write_text("nonsense\n{}\n")
+    folder.evaluation_file.write_text(f"nonsense\n{json.dumps(evaluation(8, 0.5))}\n{{}}\n")
     series = ask(reader, "series")
-    assert (series["rows"], series["evaluations"]) == (24, [])
-    assert "is no evaluation's record" in series["evaluations_error"]
+    assert (series["rows"], [each["step"] for each in series["evaluations"]]) == (24, [8])
+    assert series["evaluations_error"] == "2 lines of evaluation.jsonl are no evaluation's record"
+
+
+def test_evaluations_are_read_as_they_come_without_the_rewards_of_prompts(folder: RunFolder, reader: RunReader) -> None:
+    assert "prompt_rewards" not in ask(reader, "series")["evaluations"][0]
+    with open(folder.evaluation_file, "a") as file:
+        file.write(json.dumps(evaluation(32, 1.0)) + '\n{"step": 40, "rew')
+    series = ask(reader, "series")
+    assert [each["step"] for each in series["evaluations"]] == [0, 8, 16, 24, 32]
+    assert "evaluations_error" not in series, "half a line may become a whole one"
+    folder.evaluation_file.write_text("")
+    append_evaluation(folder.evaluation_file, evaluation(0, 0.5))  # the run went back, and on
+    assert [each["reward_mean"] for each in ask(reader, "series")["evaluations"]] == [0.5]
+
+
+def test_what_is_no_number_is_none(folder: RunFolder, reader: RunReader) -> None:
+    odd = record(25, 1.0) | {"loss": [1, 2], "gradient_norm": None, "policy_entropy_nats": 10**400}
+    with open(folder.metrics_file, "a") as file:
+        file.write(json.dumps(odd) + "\n" + json.dumps({"step": 26}) + '\n{"step": 27, "loss": NaN}\n')
+    series = ask(reader, "series")
+    assert series["step"][-2:] == [25, 26]
+    for name in ("loss", "gradient_norm", "policy_entropy_nats"):
+        assert series["fields"][name]["mean"][-2:] == [None, None]
+    assert series["fields"]["reward_mean"]["mean"][-2:] == [1.0, None]
+    assert ask(reader, "run")["unreadable"] == 1
 
 
 def test_every_number_is_explained(reader: RunReader) -> None:
@@ -185,6 +210,14 @@ def test_windows_that_are_none(reader: RunReader) -> None:
         with pytest.raises(BadQuestion):
             ask(reader, "timeline", **query)
     assert ask(reader, "timeline", from_=0, to=1)["lanes"][0]["spans"] == []
+
+
+def test_a_run_in_its_first_second_has_a_window(folder: RunFolder, reader: RunReader) -> None:
+    level = {"at": START, "learner": "waiting", "in_flight": 4, "buffered": 0, "slots_held": 4, "requests": {"e": 8}}
+    folder.spans_file.write_text(json.dumps(level) + '\n{"lane": "learner", "sta')
+    answer = ask(reader, "timeline")
+    assert (answer["from"], answer["to"], answer["flow"]["in_flight"]) == (START, START + 1.0, [4])
+    assert [lane["name"] for lane in answer["lanes"]] == ["learner", "e"]
 
 
 def test_nothing_was_recorded(tmp_path: Path) -> None:
@@ -277,12 +310,83 @@ def test_files_from_before_there_were_turns(folder: RunFolder, reader: RunReader
     assert ask(reader, "group", of="step_000003", group=31)["samples"][0]["extra"] == {}
 
 
+def test_files_of_other_versions_lack_columns(folder: RunFolder, reader: RunReader) -> None:
+    import pyarrow.parquet as pq
+
+    path = folder.rollouts_dir / "step_000002.parquet"
+    kept = ["group_id", "sample", "prompt", "completion", "token_ids", "behaviour_logprobs", "versions", "reward"]
+    pq.write_table(pq.read_table(path).select(kept), path)
+    assert [each["rewards"] for each in ask(reader, "rollouts", of="step_000002")["groups"]] == [
+        [1.0, -1.0], [0.5, 0.0], [0.1],
+    ]  # fmt: skip
+    shown = ask(reader, "group", of="step_000002", group=21)
+    assert (shown["fate"], shown["seconds"], shown["samples"][0]["rewards"]) == (None, None, {})
+    assert ask(reader, "tokens", of="step_000002", group=21, sample=0)["version"] is None
+
+
+def test_a_file_with_many_rows_is_read_some_at_a_time(folder: RunFolder, reader: RunReader) -> None:
+    size = 3 * rollout_rows.ROWS_AT_ONCE // 10 + 1  # groups that end in other batches than they begin
+    many = [group(g, f"prompt {g}", [sample(f"{g} {i}", i, [0, 0]) for i in range(10)]) for g in range(size)]
+    Recorder(folder).write_evaluation(8, many)
+    listed = ask(reader, "rollouts", of="eval_000008")
+    assert [each["rewards"] for each in listed["groups"]] == [[*map(float, range(10))]] * size
+    assert listed["groups"][25]["prompt"] == "prompt 25"
+    across = rollout_rows.ROWS_AT_ONCE // 10
+    texts = [each["completion"] for each in ask(reader, "group", of="eval_000008", group=across)["samples"]]
+    assert texts == [f"{across} {i}" for i in range(10)]
+    assert ask(reader, "tokens", of="eval_000008", group=across, sample=9)["ids"] == [10, 11]
+
+
+def test_more_groups_than_are_shown_are_counted(
+    folder: RunFolder, reader: RunReader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("asyncgrpo.observe.page.rollouts.MOST_GROUPS", 2)
+    listed = ask(reader, "rollouts", of="step_000002")
+    assert ([each["group"] for each in listed["groups"]], listed["left_out"]) == ([20, 21], 1)
+
+
 def test_warnings_with_the_newest_first(reader: RunReader) -> None:
     failed, repeated, hostile = ask(reader, "warnings")["warnings"]
     assert failed["level"] == "ERROR"
     assert failed["text"].splitlines()[-1] == "asyncgrpo.errors.StallError: step 5: waiting for groups"
     assert (repeated["times"], repeated["step"], repeated["logger"]) == (2, "4", "asyncgrpo.meter")
     assert hostile["text"].endswith(HOSTILE)
+
+
+def test_warnings_that_come_are_added_and_what_goes_on_belongs_to_the_one_before(
+    folder: RunFolder, reader: RunReader
+) -> None:
+    line = "2026-11-30T01:13:0{}.000Z {} step=5 version=4 asyncgrpo.meter: {}\n"
+    before = len(ask(reader, "warnings")["warnings"])
+    with open(folder.log_file, "a") as file:
+        file.write(line.format(0, "WARNING", "slow") + "because of this\nhalf a li")
+    assert ask(reader, "warnings")["warnings"][0]["text"] == "slow\nbecause of this"
+    with open(folder.log_file, "a") as file:
+        file.write("ne\n" + line.format(1, "INFO", "fine") + "and more of it\n" + line.format(2, "WARNING", "slow"))
+    newest, whole, *rest = ask(reader, "warnings")["warnings"]
+    assert (newest["text"], newest["times"]) == ("slow", 1)
+    assert whole["text"] == "slow\nbecause of this\nhalf a line"
+    assert len(rest) == before
+    folder.log_file.write_text(line.format(3, "WARNING", "anew"))
+    assert [each["text"] for each in ask(reader, "warnings")["warnings"]] == ["anew"]
+
+
+def test_repeats_do_not_push_other_warnings_out(folder: RunFolder, reader: RunReader) -> None:
+    line = "2026-11-30T01:13:00.000Z WARNING step={} version=4 asyncgrpo.meter: {}\n"
+    with open(folder.log_file, "w") as file:
+        file.write(line.format(1, "only once"))
+        file.writelines(line.format(step, "again and again") for step in range(2, 502))
+    newest, once = ask(reader, "warnings")["warnings"]
+    assert (newest["text"], newest["times"], newest["step"], once["text"]) == (
+        "again and again",
+        500,
+        "501",
+        "only once",
+    )
+    with open(folder.log_file, "a") as file:
+        file.writelines(line.format(step, f"each another: {step}") for step in range(300))
+    shown = ask(reader, "warnings")["warnings"]
+    assert [each["text"] for each in shown] == [f"each another: {step}" for step in range(299, 99, -1)]
 
 
 def test_warnings_of_a_log_of_json(folder: RunFolder, reader: RunReader) -> None:

@@ -146,7 +146,7 @@ class Slow:
 
 async def test_a_disk_that_hangs_holds_up_neither_the_loop_nor_a_second_reader(tmp_path: Path) -> None:
     slow = Slow(RunFolder(tmp_path))
-    async with served(slow, timeout=0.2) as url:
+    async with served(slow, timeout=1.0) as url:
         answers = await asyncio.gather(get(f"{url}/api/run"), get(f"{url}/api/series"), get(f"{url}/healthz"))
         assert [status for status, _, _ in answers] == [503, 503, 200]
         late, text, _ = await get(f"{url}/api/run")

@@ -114,8 +114,10 @@ def test_verdict(waiting: float, idle: float, expected: str) -> None:
 
 
 def test_learner_fields_keep_known_names_and_prefix_others() -> None:
-    record = step_record(3, two_groups(), 2, report(grad_norm=0.5, surprise=7.0), measures())
+    said = replace(report(grad_norm=0.5, surprise=7.0), memory={"resident": 123})
+    record = step_record(3, two_groups(), 2, said, measures())
     assert (record["gradient_norm"], record["learner/surprise"]) == (0.5, 7.0)
+    assert record["learner_memory_bytes/resident"] == 123
     assert record["learner_seconds/total"] == 4.5
 
 
@@ -123,7 +125,8 @@ def test_every_field_is_documented() -> None:
     dropped = measures(groups_dropped={"stale": 1})
     groups = [replace(each, logged={"tries": (1.0, 1)}) for each in two_groups()]
     flow = {"reward_failures/judge/late": 1.0}
-    record = step_record(3, groups, 2, report(loss=0.5, surprise=7.0), dropped, flow)
+    said = replace(report(loss=0.5, surprise=7.0), memory={"resident": 123})
+    record = step_record(3, groups, 2, said, dropped, flow)
     documented = {name.partition("<")[0] if "<" in name else name for name in STEP_FIELDS}
     assert {f for f in record if f not in documented and f"{f.partition('/')[0]}/" not in documented} == set()
 

@@ -46,3 +46,19 @@ def test_lines_longer_than_a_chunk(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 def test_pauses_lose_no_line() -> None:
     lines = [b"%d\n" % number for number in range(3 * tail.LINES_AT_ONCE + 1)]
     assert list(tail.with_pauses(lines)) == lines
+
+
+def test_of_a_long_file_only_lines_near_its_end_are_read(tmp_path: Path) -> None:
+    path = tmp_path / "lines"
+    path.write_bytes(b"aaaa\nbbbb\ncccc\ndddd\n")
+    assert read_all(LineTail(path, last=10)) == b"cccc\ndddd\n", "a line that begins there is whole"
+    assert read_all(LineTail(path, last=9)) == b"dddd\n"
+    assert read_all(LineTail(path, last=20)) == path.read_bytes()
+    lines = LineTail(path, last=5)
+    assert read_all(lines) == b"dddd\n"
+    with open(path, "ab") as file:
+        file.write(b"eeee\nffff\n")
+    assert read_all(lines) == b"eeee\nffff\n", "all that is added later is"
+    path.write_bytes(b"1\n2\n")
+    assert lines.has_changed()
+    assert read_all(lines) == b"1\n2\n"

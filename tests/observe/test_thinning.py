@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from asyncgrpo.observe.page.thinning import Thinned
+from asyncgrpo.observe.page.thinning import Thinned, plain
 
 
 def test_rows_that_fit_are_points_of_their_own() -> None:
@@ -53,3 +53,11 @@ def test_extremes_and_means_are_those_of_all_rows(chunks: list[list[float | None
     for point, mean in enumerate(thinned.of("a", digits=15)["mean"] if rows else []):
         part = [value for value in rows[point * thinned.width : (point + 1) * thinned.width] if value is not None]
         assert mean is None if not part else mean == pytest.approx(math.fsum(part) / len(part), abs=1e-6)
+
+
+def test_numbers_are_written_with_as_many_digits_as_a_chart_can_show() -> None:
+    values = [1 / 3, -2e7 / 3, 1.5, 0.0, 6.02214076e23, 1.23456789e-17, 1796000020.1234, np.nan, np.inf, -np.inf]
+    written = [0.333333, -6666670.0, 1.5, 0.0, 6.02214e23, 1.23457e-17, 1796000000.0, None, None, None]
+    assert plain(np.array(values)) == written
+    assert plain(np.array([1796000020.1234]), 13) == [1796000020.123]
+    assert plain(np.array([])) == []

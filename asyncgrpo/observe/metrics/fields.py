@@ -132,6 +132,8 @@ STEP_FIELDS: Mapping[str, str] = {
     "replay_uses_mean": "steps that trained a replayed group so far, this one included",
     "replay_groups": "groups kept for replay, after the step",
     "learner_seconds/<part>": "wall-clock inside the learner, by part of the step",
+    "learner_memory_bytes/<kind>": "memory of the learner's rank that holds most: `resident` of its process after the "
+    "step; on CUDA the step's peaks, `allocated` for tensors and `reserved` of the device for them",
     "learner/<name>": "anything else the learner reports",
     "learner/staleness_<k>/<name>": "a metric of the tokens trained at staleness k, under the learner's name",
     **LEARNER_FIELDS,

@@ -20,6 +20,9 @@ LEARNER_STATES = ("waiting", "training", "snapshot", "checkpoint", "paused")
 LEARNER_PARTS = ("proximal", "forward_backward", "optimiser")
 """Parts of its training (`StepReport.seconds`)."""
 
+MEMORY = ("resident", "allocated", "reserved")
+"""Kinds of `StepReport.memory`."""
+
 LEARNER_FAMILIES: Mapping[str, str] = {
     "loss": "Loss of the last step",
     "gradient_norm": "Global gradient norm before clipping",
@@ -53,6 +56,9 @@ class LearnerMetrics:
         self._last_step.set(clocks.time())
         make.registry.register(StateSeconds(f"{PREFIX}learner_seconds", "Learner's time by state", time))
         self._parts = make.counter("learner_training_seconds", "Its training by part", part=LEARNER_PARTS)
+        self._memory = make.gauge(
+            "learner_memory_bytes", "Of the rank that holds most: its process; on CUDA the step's peaks", kind=MEMORY
+        )
         self._updates_skipped = make.counter("optimiser_updates_skipped", "Updates not made: numbers were not finite")
         self.checkpoint_step = make.gauge("checkpoint_step", "Step of the last checkpoint that was saved")
         self.checkpoint_duration = make.histogram("checkpoint_duration_seconds", "Until a checkpoint was on disk")
@@ -74,6 +80,8 @@ class LearnerMetrics:
         for part in LEARNER_PARTS:
             if f"learner_seconds/{part}" in record:
                 self._parts.labels(part).inc(number(record, f"learner_seconds/{part}"))
+        for kind in MEMORY:
+            set_finite(self._memory.labels(kind), record.get(f"learner_memory_bytes/{kind}"))
         for field, gauge in self._reported.items():
             set_finite(gauge, record.get(field))
 

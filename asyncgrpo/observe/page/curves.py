@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -9,9 +10,8 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from asyncgrpo.errors import RunFolderError
-from asyncgrpo.observe.evaluations import read_evaluations
 from asyncgrpo.observe.metrics import STEP_FIELDS
+from asyncgrpo.observe.page.evaluated import Evaluated
 from asyncgrpo.observe.page.tail import LineTail, with_pauses
 from asyncgrpo.observe.page.thinning import Thinned
 from asyncgrpo.observe.run_folder import RunFolder
@@ -22,7 +22,6 @@ POINTS = 1024
 """Most points of a curve: a chart is hardly wider in pixels."""
 MOST_FIELDS = 600
 """Fields that are kept; what a reward function logs under ever new names is not."""
-MOST_EVALUATIONS = 2000
 
 CHARTED: Sequence[str] = (
     "reward_mean", "reward_mean/", "reward_standard_error", "staleness_tokens/", "staleness_mean", "staleness_max",
@@ -34,15 +33,13 @@ CHARTED: Sequence[str] = (
 )  # fmt: skip
 """Fields of the page's charts; `name/` stands for all its labels."""
 ABSENT_IS_ZERO = "staleness_tokens/"
-EVALUATED = re.compile(r"step|time|version_m|error|reward_|pass_|samples_per_prompt|completion_tokens_mean|truncated")
-"""Fields of an evaluation that the page shows, by their beginning."""
 
 
 class Curves:
     """Of one run. `update` before anything else."""
 
     def __init__(self, folder: RunFolder) -> None:
-        self._folder = folder
+        self._evaluated = Evaluated(folder)
         self._tail = LineTail(folder.metrics_file)
         self._begin()
 
@@ -63,6 +60,7 @@ class Curves:
 
     def update(self) -> None:
         """Read what was added. Raises OSError."""
+        self._evaluated.update()
         if self._tail.has_changed():
             self._begin()
         while lines := self._tail.read():
@@ -83,7 +81,7 @@ class Curves:
         axes: dict[str, Any] = {
             name: self._thinned.of(name, digits=13)["mean"] for name in ("step", "time") if name in self._thinned.fields
         }
-        return {"rows": self.steps, "width": self._thinned.width, **axes, "fields": fields, **self._evaluations()}
+        return {"rows": self.steps, "width": self._thinned.width, **axes, "fields": fields, **self._evaluated.series()}
 
     def numbers(self) -> list[dict[str, Any]]:
         """Every field, with its meaning and what it was."""
@@ -121,14 +119,6 @@ class Curves:
             name: values for name in kept if (values := _column([record.get(name) for record in records])) is not None
         }
 
-    def _evaluations(self) -> dict[str, Any]:
-        try:
-            records = read_evaluations(self._folder.evaluation_file)
-        except RunFolderError as error:
-            return {"evaluations": [], "evaluations_error": str(error)}
-        shown = records[-MOST_EVALUATIONS:]
-        return {"evaluations": [{k: v for k, v in each.items() if EVALUATED.match(k)} for each in shown]}
-
 
 def meaning_of(name: str) -> str:
     """What STEP_FIELDS says of a field."""
@@ -161,4 +151,12 @@ def _column(values: list[Any]) -> np.ndarray | None:
     """None if it holds no numbers, as the verdict."""
     if any(isinstance(value, str) for value in values):
         return None
-    return np.array(values, dtype=np.float64)
+    return np.array([_float(value) for value in values])
+
+
+def _float(value: Any) -> float:
+    """NaN for what is none, as a file that others have edited may hold."""
+    try:
+        return float(value) if isinstance(value, int | float) else math.nan
+    except OverflowError:
+        return math.nan

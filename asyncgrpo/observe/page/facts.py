@@ -1,4 +1,4 @@
-"""What kind of run lies in a folder: whether it goes on, how far it is, its settings, and what it complained of."""
+"""What kind of run lies in a folder: whether it goes on, how far it is, and its settings."""
 
 from __future__ import annotations
 
@@ -12,19 +12,11 @@ from typing import Any
 from asyncgrpo.observe.run_folder import RunFolder
 from asyncgrpo.observe.settings_history import read_history
 
-__all__ = ["config_text", "settings_text", "state_of", "target_steps", "warnings_of"]
+__all__ = ["config_text", "settings_text", "state_of", "target_steps"]
 
 SILENT_SECONDS = 30.0
 """A run that goes on writes spans far more often."""
-LOG_BYTES = 2**20
-MOST_WARNINGS = 200
-MOST_CHARACTERS = 4000
-_LINE = re.compile(
-    r"(?P<time>\d{4}-\d\d-\d\dT[\d:.]+Z) (?P<level>[A-Z]+) step=(?P<step>\S+) version=\S+ "
-    r"(?P<logger>[\w.]+): (?P<text>.*)"
-)
-_FAILED = "the run failed"
-"""How the end of a run with an error begins in the log, on a line of level INFO."""
+TEXT_BYTES = 2**20
 
 
 def state_of(folder: RunFolder, steps: int) -> dict[str, Any]:
@@ -64,49 +56,6 @@ def settings_text(folder: RunFolder) -> str:
     return config_text(folder) + ("\n".join(["", "changed by a resume:", *lines, ""]) if lines else "")
 
 
-def warnings_of(folder: RunFolder) -> list[dict[str, Any]]:
-    """The newest first: `time`, `level`, `step`, `text`, and how often it came in a row (`times`)."""
-    found: list[dict[str, Any]] = []
-    entry: dict[str, Any] | None = None
-    for line in _text(folder.log_file, LOG_BYTES).splitlines():
-        said = _said(line)
-        if said is None:
-            if entry is not None and len(entry["text"]) < MOST_CHARACTERS:  # more of a traceback, or of a long message
-                entry["text"] += f"\n{line}"
-            continue
-        entry = None
-        if said["level"] in ("WARNING", "ERROR", "CRITICAL") or said["text"].startswith(_FAILED):
-            entry = {**said, "times": 1}
-            if said["text"].startswith(_FAILED):
-                entry["level"] = "ERROR"
-            found.append(entry)
-    return _without_repeats(found)[-MOST_WARNINGS:][::-1]
-
-
-def _said(line: str) -> dict[str, Any] | None:
-    """A line of the log, as text or as JSON; None: it goes on from the one before."""
-    if match := _LINE.fullmatch(line):
-        return match.groupdict()
-    try:
-        fields = json.loads(line)
-        step = "-" if fields["step"] is None else str(fields["step"])
-        text = "\n".join(filter(None, (fields["message"], fields.get("traceback"))))
-        level = fields["level"].upper()
-        return {"time": fields["time"], "level": level, "step": step, "logger": fields["logger"], "text": text}
-    except (ValueError, KeyError, TypeError, AttributeError):
-        return None
-
-
-def _without_repeats(found: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    kept: list[dict[str, Any]] = []
-    for entry in found:
-        if kept and kept[-1]["text"] == entry["text"]:
-            kept[-1] = {**entry, "times": kept[-1]["times"] + 1}
-        else:
-            kept.append(entry)
-    return kept
-
-
 def _is_of_this_start(folder: RunFolder, summary: Mapping[str, Any], newest: float | None, target: int | None) -> bool:
     """The run has all the steps it was to have, or nothing was written well after the summary: it was not resumed."""
     if summary["steps"] == summary.get("target_steps") and target in (None, summary["steps"]):
@@ -131,7 +80,7 @@ def _changed(path: Path) -> float | None:
         return None
 
 
-def _text(path: Path, most: int = LOG_BYTES) -> str:
+def _text(path: Path, most: int = TEXT_BYTES) -> str:
     """Its last `most` bytes, from the beginning of a line on."""
     try:
         with open(path, "rb") as file:

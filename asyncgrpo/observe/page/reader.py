@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 
 from asyncgrpo.observe.page import facts, rollouts
+from asyncgrpo.observe.page.complaints import Complaints
 from asyncgrpo.observe.page.curves import Curves
 from asyncgrpo.observe.page.timeline import Timeline
 from asyncgrpo.observe.page.token_texts import TokenTexts
@@ -30,7 +31,7 @@ class RunReader:
 
     def __init__(self, folder: RunFolder, tokenizer: Any = None) -> None:
         self.folder = folder
-        self._curves, self._timeline = Curves(folder), Timeline(folder)
+        self._curves, self._timeline, self._complaints = Curves(folder), Timeline(folder), Complaints(folder)
         self._texts = TokenTexts(folder.model_dir / "tokenizer.json", tokenizer)
         self._answers: dict[str, Callable[[Query], dict[str, Any]]] = {
             "run": self._run,
@@ -41,7 +42,7 @@ class RunReader:
             "group": self._group,
             "tokens": self._tokens,
             "config": lambda query: {"text": facts.settings_text(self.folder)},
-            "warnings": lambda query: {"warnings": facts.warnings_of(self.folder)},
+            "warnings": self._warnings,
         }
 
     def answer(self, name: str, query: Query) -> dict[str, Any]:
@@ -77,6 +78,10 @@ class RunReader:
     def _numbers(self, query: Query) -> dict[str, Any]:
         self._curves.update()
         return {"numbers": self._curves.numbers()}
+
+    def _warnings(self, query: Query) -> dict[str, Any]:
+        self._complaints.update()
+        return {"warnings": self._complaints.newest()}
 
     def _window(self, query: Query) -> dict[str, Any]:
         self._timeline.update()

@@ -1,17 +1,12 @@
-"""The rollout browser's data. Texts and numbers of a whole file are read column by column, tokens of one sample only:
-no single call holds Python's lock for long, so the event loop of a run goes on beside it."""
+"""The rollout browser's data."""
 
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
-import pyarrow.parquet as pq
-
+from asyncgrpo.observe.page.rollout_rows import Missing, is_rollout_name, of_group, rows, some_rows
 from asyncgrpo.observe.page.token_texts import TokenTexts
 from asyncgrpo.observe.run_folder import RunFolder
 
@@ -20,7 +15,6 @@ __all__ = ["Missing", "group", "groups", "recorded", "tokens"]
 PREVIEW = 160
 """Characters of a prompt in the list of groups."""
 MOST_GROUPS = 2000
-_NAME = re.compile(r"step_\d{6,10}|eval_\d{6,10}|untrained")
 _LISTED = (
     "group_id", "prompt_id", "prompt", "conversational", "reward", "fate", "start_version", "staleness_max",
     "finish_reason",
@@ -32,13 +26,9 @@ _TOLD = (
 _OF_TOKENS = ("token_ids", "behaviour_logprobs", "proximal_logprobs", "versions", "sampled")
 
 
-class Missing(LookupError):
-    """There is no such file, group or sample; for the user."""
-
-
 def recorded(folder: RunFolder) -> dict[str, Any]:
     """Names of rollout files: `step_…` as ranges of steps, the others one by one."""
-    names = [path.stem for path in folder.rollouts_dir.glob("*.parquet") if _NAME.fullmatch(path.stem)]
+    names = [path.stem for path in folder.rollouts_dir.glob("*.parquet") if is_rollout_name(path.stem)]
     steps = sorted(int(name[5:]) for name in names if name.startswith("step_"))
     evaluations = sorted(int(name[5:]) for name in names if name.startswith("eval_"))
     return {"steps": _ranges(steps), "evaluations": evaluations, "untrained": "untrained" in names}
@@ -46,49 +36,59 @@ def recorded(folder: RunFolder) -> dict[str, Any]:
 
 def groups(folder: RunFolder, of: str) -> dict[str, Any]:
     """Of one file. Raises Missing."""
-    rows = _rows(_read(folder, of, _LISTED))
     found: dict[int, dict[str, Any]] = {}
-    for row in rows:
-        group_id = row["group_id"]
-        if group_id not in found:
-            found[group_id] = {
-                "group": group_id,
-                "prompt_id": row["prompt_id"],
-                "prompt": _short(_messages(row)[-1]["content"]),
-                "fate": row["fate"],
-                "start_version": row["start_version"],
-                "rewards": [],
-                "staleness": None,
-                "cut": 0,
-            }
-        entry = found[group_id]
-        entry["rewards"].append(row["reward"])
-        entry["cut"] += row["finish_reason"] == "length"
-        if row["staleness_max"] is not None:
-            entry["staleness"] = max(row["staleness_max"], entry["staleness"] or 0)
-    listed = list(found.values())
-    return {"of": of, "groups": listed[:MOST_GROUPS], "left_out": max(0, len(listed) - MOST_GROUPS)}
+    left_out: set[int] = set()
+    for batch in some_rows(folder, of, _LISTED):
+        for place, row in enumerate(rows(batch.drop_columns(["prompt"]))):
+            group_id = row["group_id"]
+            if group_id not in found:
+                if len(found) == MOST_GROUPS:
+                    left_out.add(group_id)
+                    continue
+                found[group_id] = _listed({**row, "prompt": batch["prompt"][place].as_py()})
+            _count(found[group_id], row)
+    return {"of": of, "groups": list(found.values()), "left_out": len(left_out)}
+
+
+def _listed(row: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        "group": row["group_id"],
+        "prompt_id": row["prompt_id"],
+        "prompt": _short(_messages(row)[-1]["content"]),
+        "fate": row["fate"],
+        "start_version": row["start_version"],
+        "rewards": [],
+        "staleness": None,
+        "cut": 0,
+    }
+
+
+def _count(entry: dict[str, Any], row: Mapping[str, Any]) -> None:
+    """One more sample of a group."""
+    entry["rewards"].append(row["reward"])
+    entry["cut"] += row["finish_reason"] == "length"
+    if row["staleness_max"] is not None:
+        entry["staleness"] = max(row["staleness_max"], entry["staleness"] or 0)
 
 
 def group(folder: RunFolder, of: str, group_id: int) -> dict[str, Any]:
     """One group with its samples, without their tokens. Raises Missing."""
-    rows = _rows(_read(folder, of, _TOLD, group_id))
-    first = rows[0]
+    told = rows(of_group(folder, of, _TOLD, group_id))
+    first = told[0]
     samples = []
-    for row in rows:
-        seconds = row["finished_at"] - row["started_at"]
+    for row in told:
         samples.append(
             {
                 "sample": row["sample"],
                 "completion": row["completion"],
                 "reward": row["reward"],
                 "rewards": dict(row["rewards"] or []),
-                "extra": json.loads(row.get("extra") or "{}"),
+                "extra": json.loads(row["extra"] or "{}"),
                 "advantage": row["advantage"],
                 "staleness": row["staleness_max"],
                 "finish_reason": row["finish_reason"],
                 "engine": row["engine"],
-                "seconds": round(seconds, 3),
+                "seconds": _seconds(row, "started_at", "finished_at"),
             }
         )
     return {
@@ -99,26 +99,26 @@ def group(folder: RunFolder, of: str, group_id: int) -> dict[str, Any]:
         "fate": first["fate"],
         "version": first["version"],
         "start_version": first["start_version"],
-        "seconds": round(first["entered_at"] - first["admitted_at"], 3),
+        "seconds": _seconds(first, "admitted_at", "entered_at"),
         "samples": samples,
     }
 
 
 def tokens(folder: RunFolder, of: str, group_id: int, sample: int, texts: TokenTexts) -> dict[str, Any]:
     """Of one sample: lists of one value per token. Raises Missing."""
-    table = _read(folder, of, ("sample", "version", "advantage", *_OF_TOKENS), group_id)
+    table = of_group(folder, of, ("group_id", "sample", "version", "advantage", *_OF_TOKENS), group_id)
     places = [i for i, number in enumerate(table["sample"].to_pylist()) if number == sample]
     if not places:
         raise Missing(f"{of} has no sample {sample} of group {group_id}")
-    row = {name: table[name][places[0]] for name in table.column_names}
-    ids = row["token_ids"].values.to_numpy().tolist()
+    row = {name: table[name][places[0]] for name in table.schema.names}
+    ids = row["token_ids"].values.to_pylist()
     return {
         "ids": ids,
         "texts": texts.of(ids),
         "logprobs": _of_tokens(row, "behaviour_logprobs"),
         "proximal": _of_tokens(row, "proximal_logprobs"),
         "versions": row["versions"].values.to_pylist(),
-        "sampled": row["sampled"].values.to_pylist() if "sampled" in row else [True] * len(ids),
+        "sampled": row["sampled"].values.to_pylist() if row["sampled"].is_valid else [True] * len(ids),
         "version": row["version"].as_py(),
         "advantage": row["advantage"].as_py(),
     }
@@ -126,35 +126,11 @@ def tokens(folder: RunFolder, of: str, group_id: int, sample: int, texts: TokenT
 
 def _of_tokens(row: Mapping[str, Any], name: str) -> list[float] | None:
     """None: they were not recorded."""
-    values = row[name].values if name in row else None
-    return None if values is None else [round(value, 4) for value in values.to_pylist()]
+    return [round(value, 4) for value in row[name].values.to_pylist()] if row[name].is_valid else None
 
 
-def _read(folder: RunFolder, of: str, columns: Sequence[str], group_id: int | None = None) -> pa.Table:
-    """Raises Missing for a file that is not there, is torn, or has no such group."""
-    path = _path(folder, of)
-    try:
-        there = [name for name in columns if name in pq.read_schema(path).names]  # older files lack some
-        wanted = None if group_id is None else [("group_id", "==", group_id)]
-        table = pq.read_table(path, columns=there, filters=wanted, partitioning=None)
-    except FileNotFoundError:
-        raise Missing(f"there are no rollouts {of}; observe.rollouts_keep_steps may have removed them") from None
-    except (OSError, pa.ArrowException) as error:
-        raise Missing(f"{path.name} cannot be read: {' '.join(str(error).split())}") from None
-    if group_id is not None and not table.num_rows:
-        raise Missing(f"{of} has no group {group_id}")
-    return table
-
-
-def _path(folder: RunFolder, of: str) -> Path:
-    if not _NAME.fullmatch(of):
-        raise Missing(f"{of!r} is no rollout file; `of` is like step_000012, eval_000050 or untrained")
-    return folder.rollouts_dir / f"{of}.parquet"
-
-
-def _rows(table: pa.Table) -> list[dict[str, Any]]:
-    columns = {name: table[name].to_pylist() for name in table.column_names}
-    return [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
+def _seconds(row: Mapping[str, Any], start: str, end: str) -> float | None:
+    return None if row[start] is None or row[end] is None else round(row[end] - row[start], 3)
 
 
 def _messages(row: Mapping[str, Any]) -> list[dict[str, str]]:

@@ -111,4 +111,13 @@ class _Field:
 
 def plain(values: np.ndarray, digits: int = 6) -> list[Any]:
     """For JSON: no more digits than a chart can show, and None for what is no number."""
-    return [None if value != value else float(f"{value:.{digits}g}") for value in values.tolist()]
+    values = np.asarray(values, dtype=np.float64)
+    has_digits = np.isfinite(values) & (values != 0.0)
+    chosen = values[has_digits]
+    # Powers of ten up to 22 are exact, and so is what is divided by one or multiplied with it.
+    shift = np.clip(digits - 1 - np.floor(np.log10(np.abs(chosen))), -300, 300)
+    up, down = 10.0 ** np.maximum(shift, 0.0), 10.0 ** np.maximum(-shift, 0.0)
+    written = np.zeros(len(values), dtype=object)
+    written[has_digits] = np.rint(chosen * up / down) / up * down
+    written[~np.isfinite(values)] = None
+    return [value if value is None else float(value) for value in written.tolist()]

@@ -25,6 +25,8 @@ MOST_SPANS = 1200
 SLOTS = 400
 STEPS_SHOWN = 8
 """Steps of the window that is proposed: few enough to see each publish."""
+FIRST_SECONDS = 1.0
+"""A whole run is shown as at least so long: in its first moments there is one sample."""
 FLOWS = ("in_flight", "buffered", "slots_held")
 
 
@@ -78,8 +80,8 @@ class Timeline:
         bounds = self._bounds()
         if bounds is None:
             return {"bounds": None, "lanes": []}
-        start, end = bounds[0] if start is None else start, bounds[1] if end is None else end
-        end = max(end, start + 1e-3)
+        start = bounds[0] if start is None else start
+        end = max(bounds[1], start + FIRST_SECONDS) if end is None else max(end, start + 1e-3)
         return {
             "bounds": list(bounds),
             "proposed": self._proposed(bounds),

@@ -21,11 +21,12 @@ window.page = {};
   const isNumber = (value) => typeof value === "number" && Number.isFinite(value);
   page.isNumber = isNumber;
 
-  // Four digits; thousands and more as 12.3k, very small ones as 1.2e-7.
+  // Four digits; thousands and more as 12.3k, very large and very small ones as 1.2e-7.
   page.number = function (value) {
     if (!isNumber(value)) return value === null || value === undefined ? "–" : String(value);
     const size = Math.abs(value);
     if (size === 0) return "0";
+    if (size >= 1e13) return value.toExponential(1).replace("e+", "e").replace(/^-/, "−");
     if (size >= 1e9) return trimmed(value / 1e9) + "G";
     if (size >= 1e6) return trimmed(value / 1e6) + "M";
     if (size >= 1e4) return trimmed(value / 1e3) + "k";

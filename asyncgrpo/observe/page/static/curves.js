@@ -99,7 +99,7 @@
   }
   function shares(layers) {
     const sums = layers[0].values.map((_, i) => layers.reduce((sum, layer) => sum + (layer.values[i] || 0), 0));
-    return layers.map((layer) => ({ ...layer, values: layer.values.map((value, i) => (sums[i] ? (value || 0) / sums[i] : 0)) }));
+    return layers.map((layer) => ({ ...layer, values: layer.values.map((value, i) => (sums[i] ? (value || 0) / sums[i] : null)) }));
   }
   function kls({ fields }) {
     const found = labelled(fields, "policy_kl_nats");
@@ -141,8 +141,8 @@
       if (isNew || !charts) {
         settings.x = "step";
         settings.smoothing = 0;
-        charts = { nodes: new Map(), series, grid: el("div", { class: "grid-of-charts" }) };
-        node.replaceChildren(page.tiles(), controls(draw), charts.grid);
+        charts = { nodes: new Map(), series, grid: el("div", { class: "grid-of-charts" }), note: el("p", { class: "hint", hidden: true }) };
+        node.replaceChildren(page.tiles(), controls(draw), charts.note, charts.grid);
       }
       charts.series = series;
       draw();
@@ -152,6 +152,8 @@
   function draw() {
     const { series, nodes, grid } = charts;
     page.fillTiles(series);
+    charts.note.textContent = series.evaluations_error || "";
+    charts.note.hidden = !series.evaluations_error;
     for (const [title, what, make] of CHARTS) {
       const drawn = series.rows ? make(series) : null;
       if (!drawn && title !== "Reward") continue;

@@ -13,7 +13,7 @@
   };
 
   function place() {
-    const [name, ...rest] = decodeURIComponent(location.hash.slice(1)).split("/");
+    const [name, ...rest] = location.hash.slice(1).split("/");
     return NAMES.includes(name) ? [name, rest] : ["curves", []];
   }
 
@@ -81,10 +81,12 @@
     } catch (error) {
       complain(error);
     }
-    if (page.isLive) setTimeout(look, document.hidden || !page.run || page.run.state !== "running" ? IDLE_MS : LIVE_MS);
+    if (page.isLive) setTimeout(look, document.hidden || (page.run && page.run.state !== "running") ? IDLE_MS : LIVE_MS);
   }
 
   window.addEventListener("hashchange", () => show(false));
+  // The address names the view, so following this link must not change it.
+  document.querySelector(".skip").addEventListener("click", (event) => { event.preventDefault(); find("main").focus(); });
   document.addEventListener("visibilitychange", () => { if (!document.hidden && page.isLive && page.run) page.ask("run").then(head, complain); });
   look();
 })(window.page);

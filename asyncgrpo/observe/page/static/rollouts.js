@@ -80,7 +80,7 @@
     const mean = known.length ? known.reduce((sum, value) => sum + value, 0) / known.length : null;
     const facts = [each.fate === "trained" || each.fate === "evaluated" ? null : each.fate, page.isNumber(each.staleness) ? `staleness ${each.staleness}` : null, each.cut ? `${each.cut} cut` : null];
     return el("a", { class: "row", href: `#rollouts/${of}/${each.group}`, "data-group": each.group },
-      el("span", { class: "mean" }, page.signed(mean === null ? null : Number(mean.toPrecision(3)))), el("span", { class: "prompt" }, page.visible(each.prompt).replace(/↵\n/g, " ")),
+      el("span", { class: "mean" }, page.signed(mean === null ? null : Number(mean.toPrecision(3)))), el("span", { class: "prompt", dir: "auto" }, page.visible(each.prompt).replace(/↵\n/g, " ")),
       el("span", { class: "facts" }, bars(each.rewards), facts.filter(Boolean).join(" · ")));
   }
   // The rewards of a group, highest first, at one glance.
@@ -122,10 +122,10 @@
     }
   }
 
-  const message = ({ role, content }) => el("div", { class: "message" }, role ? el("span", { class: "role" }, role) : null, el("pre", {}, page.visible(content).replace(/↵\n/g, "\n")));
+  const message = ({ role, content }) => el("div", { class: "message" }, role ? el("span", { class: "role" }, role) : null, el("pre", { dir: "auto" }, page.visible(content).replace(/↵\n/g, "\n")));
 
   function card(sample) {
-    const text = el("div", { class: "completion" }, el("pre", {}, page.visible(sample.completion)));
+    const text = el("div", { class: "completion" }, el("pre", { dir: "auto" }, page.visible(sample.completion)));
     const facts = [
       ["reward", page.signed(sample.reward)], ["advantage", page.signed(sample.advantage)], ["staleness", page.number(sample.staleness)],
       ["ended", sample.finish_reason === "length" ? "cut" : sample.finish_reason], ["engine", sample.engine], ["took", page.duration(sample.seconds)],

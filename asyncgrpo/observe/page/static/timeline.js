@@ -8,8 +8,9 @@
   const LABEL = { wide: 96, narrow: 66 };
   const SAID = {
     training: "training", waiting: "waiting for groups", snapshot: "writing a snapshot", checkpoint: "saving a checkpoint",
-    paused: "paused by a guard", busy: "at work", idle: "nothing to do", publishing: "paused to load a version", away: "gets no work", starting: "starting",
+    paused: "paused by a guard", busy: "at work", idle: "nothing to do", publishing: "paused to load a version", swapping: "loading an adapter beside its work", away: "gets no work", starting: "starting",
   };
+  const isPublish = (state) => state === "publishing" || state === "swapping"; // the step in which it was made is its version
   let view = null; // {data, range, follows, nodes}
 
   page.views = page.views || {};
@@ -132,7 +133,7 @@
     const { flow, from, to } = view.data;
     const values = flow.requests[lane.name];
     if (!values) return [];
-    const most = Math.max(1, ...Object.values(flow.requests).flat().filter(page.isNumber));
+    const most = Object.values(flow.requests).flat().reduce((largest, value) => Math.max(largest, value || 0), 1);
     const paths = ["", "", "", "", ""];
     const gap = typical(flow.at, to - from);
     values.forEach((value, i) => {
@@ -152,7 +153,7 @@
       const [a, b] = [x(start), Math.max(x(end), x(start) + 1.2)];
       byState.set(name, (byState.get(name) || "") + `M${a.toFixed(1)} ${top}H${b.toFixed(1)}V${top + BAR}H${a.toFixed(1)}Z`);
       const [left, right] = [Math.max(a, label), b];
-      const texts = number < 0 ? [] : name === "training" ? [`step ${number}`, `${number}`] : name === "publishing" ? [`v${number}`] : [];
+      const texts = number < 0 ? [] : name === "training" ? [`step ${number}`, `${number}`] : isPublish(name) ? [`v${number}`] : [];
       const text = texts.find((each) => right - left > 8 + 6.6 * each.length);
       if (text) words.push(svg("text", { class: `inside ${name}`, x: (left + right) / 2, y: top + BAR / 2 + 4 }, text));
     }
@@ -209,7 +210,7 @@
     const index = data.flow.at.findLastIndex((time) => time <= at);
     const requests = open && index >= 0 && page.isNumber(open[index]) ? `, ${open[index]} open requests` : "";
     const span = lane.spans && lane.spans.find(([start, end]) => start <= at && at < end);
-    const number = span && span[3] >= 0 ? (data.states[span[2]] === "publishing" ? ` ${span[3]}` : `, step ${span[3]}`) : "";
+    const number = span && span[3] >= 0 ? (isPublish(data.states[span[2]]) ? ` ${span[3]}` : `, step ${span[3]}`) : "";
     const doing = span ? `${SAID[data.states[span[2]]] || data.states[span[2]]}${number}, ${page.duration(span[1] - span[0])}` : lane.shares ? "many spans: zoom in" : open ? "serving" : "";
     nodes.said.textContent = `${when}  ${lane.name}: ${doing}${requests}`;
   }

@@ -23,20 +23,36 @@
     return ["plain", 0];
   }
 
-  // Control characters and ends of lines are shown as signs; nothing is left out.
+  // Control characters, ends of lines and what would be seen as nothing at all are shown as signs.
+  const UNSEEN = /[\u0000-\u0009\u000b-\u001f\u007f-\u009f\u00ad\u061c\u180e\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ufeff\u{e0000}-\u{e007f}]/gu;
   function visible(text) {
-    return text.replace(/[\u0000-\u0009\u000b-\u001f\u007f-\u009f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069\u2028\u2029]/g,
-      (sign) => (sign === "\t" ? "⇥\t" : `\\x${sign.charCodeAt(0).toString(16).padStart(2, "0")}`)).replace(/\n/g, "↵\n");
+    return text.replace(UNSEEN, (sign) => (sign === "\t" ? "⇥\t" : `\\x${sign.codePointAt(0).toString(16).padStart(2, "0")}`)).replace(/\n/g, "↵\n");
   }
   page.visible = visible;
 
   page.drawTokens = function (node, data, by, most, tell) {
     const texts = data.texts || data.ids.map((id) => ` ${id}`);
     let shown = 0;
-    const body = el("div", { class: `tokens by-${by}`, onpointerover: heed, onfocusin: heed, onpointerleave: () => tell("") });
+    let here = null; // the token that the keys are at
+    const body = el("div", { class: `tokens by-${by}`, dir: "auto", tabindex: 0, role: "group", "aria-label": "tokens; arrow keys go through them",
+      onpointerover: heed, onpointerleave: () => tell(""), onkeydown: walk, onblur: () => mark(null) });
     function heed(event) {
       const place = event.target.dataset && event.target.dataset.i;
       if (place !== undefined) tell(told(data, Number(place)));
+    }
+    function mark(node) {
+      if (here) here.classList.remove("here");
+      here = node;
+      if (!here) return;
+      here.classList.add("here");
+      here.scrollIntoView({ block: "nearest" });
+      tell(told(data, Number(here.dataset.i)));
+    }
+    function walk(event) {
+      const next = { ArrowRight: (node) => node.nextElementSibling, ArrowLeft: (node) => node.previousElementSibling }[event.key];
+      if (!next || !body.firstElementChild) return;
+      event.preventDefault();
+      mark(here ? next(here) || here : body.firstElementChild);
     }
     function more() {
       const end = Math.min(texts.length, shown + AT_ONCE);
@@ -55,7 +71,7 @@
     more();
     const note = data.texts ? null : el("p", { class: "hint" }, "no tokenizer is at hand (final_model/ has it once the run has ended): token ids");
     node.replaceChildren(...[note, body, rest].filter(Boolean));
-    if (!texts.length) body.append(el("span", { class: "hint" }, "no tokens"));
+    if (!texts.length) node.replaceChildren(el("p", { class: "hint" }, "no tokens"));
   };
 
   function told(data, i) {
