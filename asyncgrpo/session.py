@@ -17,7 +17,7 @@ from asyncgrpo.concurrency import gather_all
 from asyncgrpo.config import RunConfig
 from asyncgrpo.config.resolve import PROBE_TOKENS
 from asyncgrpo.config.secrets import secret_of
-from asyncgrpo.errors import EngineError, PublishError, StallError
+from asyncgrpo.errors import EngineError, EngineUnavailable, PublishError, StallError
 from asyncgrpo.generation.client import EngineClient
 from asyncgrpo.generation.pool import EnginePool
 from asyncgrpo.generation.server import ManagedEngine
@@ -135,7 +135,9 @@ async def open_session(
         names = f"{len(clients)} engine{'s' if len(clients) > 1 else ''}"
         with progress.phase(f"starting {names} and the learner"):
             rewards = started(job.rewards, config.learner.start_timeout)
-            await gather_all(start_all(managed, by_name), learner.start(), stack.enter_async_context(rewards))
+            failures, *_ = await gather_all(
+                start_all(managed, by_name), learner.start(), stack.enter_async_context(rewards)
+            )
         pool = EnginePool(clients)
         publisher = _publisher(job, folder, pool, transport, metrics)
         processes = {engine.spec.name: engine for engine in managed}
@@ -143,8 +145,11 @@ async def open_session(
             pool, processes, publisher, config, partial(_verify, config, backend), EngineNews(metrics, progress)
         )
         await stack.enter_async_context(_last_words(managed, supervisor))
-        await verify_settings(clients[: len(managed)], config, backend)
+        for name, error in (failures or {}).items():
+            pool.eject(name, error, "died")
+        await _verify_managed(pool, clients[: len(managed)], config, backend)
         await publisher.connect()
+        _check_some_are_left(pool)
         yield Session(
             job=job,
             folder=folder,
@@ -225,6 +230,25 @@ async def _check_running(clients: Sequence[EngineClient], config: RunConfig, bac
     return await with_dtype_of(clients, config)
 
 
+async def _verify_managed(
+    pool: EnginePool, clients: Sequence[EngineClient], config: RunConfig, backend: str | None
+) -> None:
+    """Those that have started. One that fails meanwhile leaves the pool; one with other settings ends the run."""
+    for client in clients:
+        if client.name not in pool.gone:
+            try:
+                await verify_settings([client], config, backend)
+            except EngineError as error:
+                pool.eject(client.name, error)
+
+
+def _check_some_are_left(pool: EnginePool) -> None:
+    """Before the steps: the supervisor brings back who has left, beside those that are there. Raises why the first one
+    left if there is none."""
+    if len(gone := pool.gone) == len(pool.clients):
+        raise next(iter(gone.values()))
+
+
 async def _verify(config: RunConfig, backend: str | None, client: EngineClient) -> None:
     await verify_settings([client], config, backend)
 
@@ -257,26 +281,36 @@ async def _first_death(managed: Sequence[ManagedEngine]) -> EngineError | None:
 async def prove_weights(session: Session, version: int = 0) -> list[Agreement]:
     """Have every engine serve the learner's `version`, proven by the probe unless that is turned off.
 
-    Raises ProbeMismatch.
+    One that fails meanwhile leaves the pool. Raises ProbeMismatch, and why the first one left if none is left.
     """
     config, pool = session.job.config, session.pool
     if not config.weights.probe:
         await session.publisher.publish(version)
+        _check_some_are_left(pool)
         return []
     clients = {client.name: client for client in pool.clients}
 
+    def failed(engine: str, error: EngineError) -> None:
+        pool.eject(engine, error)
+        _check_some_are_left(pool)
+
     async def sample(engine: str, prompt: Sequence[int]) -> Completion:
+        if engine in pool.gone:  # the publish did not reach it
+            raise EngineUnavailable(str(pool.gone[engine]))
         numbers = next(counter)
         return await clients[engine].generate(prompt, f"{pool.run_id}-probe-{numbers}", max_tokens=PROBE_TOKENS)
 
     counter = iter(range(10**9))
     tolerance = config.weights.probe_tolerance or PROBE_TOLERANCE[config.engines.dtype]
-    return await probe(
+    agreements = await probe(
         session.publisher,
         session.learner,
         sample,
-        list(clients),
+        [name for name in clients if name not in pool.gone],
         [prompt.token_ids for prompt in session.job.prompts.peek(PROBE_PROMPTS)],
         tolerance,
         version,
+        failed,
     )
+    _check_some_are_left(pool)
+    return agreements

@@ -159,6 +159,46 @@ def test_an_engine_that_fails_as_it_starts_ends_the_run(
         assert engine.calls("/pause") == []
 
 
+@pytest.mark.parametrize("on", ["/health", "/server_info", "/init_weight_transfer_engine", UPDATE, GENERATE])
+def test_an_engine_that_fails_as_it_starts_comes_back_beside_one_that_is_well(
+    on: str, tiny_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As it starts, as its settings are verified, as it is prepared for weights, and with either half of the probe."""
+    harmed: list[str] = []
+
+    def kill() -> None:
+        EngineProcess(0).server.kill()
+        harmed.append(on)
+
+    async def wait(learner: LearnerClient) -> None:
+        await until(lambda: "engine-0" in engines_said(tmp_path, "serves again"))
+
+    with ExitStack() as stack:
+        plan = FaultPlan(Fault("slow", on=on, nth=(0,), match=once(kill)))
+        engines = [stack.enter_context(engine_beside(tiny_model, script=None, faults=each)) for each in (plan, None)]
+        acts = Acts({("saving", 4): wait})
+        assert run(tiny_model, tmp_path, engines, acts, managed=True).steps == 4
+        assert (harmed, acts.left) == ([on], {})
+    said = capsys.readouterr().out
+    proven = re.findall(r"^  (engine-\d), version 0: mean", said, re.MULTILINE)
+    assert proven == ["engine-1"], "of the other nothing is said"
+    left = re.findall(r"^engine (engine-\d) left: ", said, re.MULTILINE)
+    assert left[0] == "engine-0", "which is said as the steps begin"
+    check_history(tmp_path, 4)
+
+
+def test_engines_that_all_fail_as_they_start_end_the_run_and_say_why(tiny_model: Path, tmp_path: Path) -> None:
+    def killing(index: int) -> FaultPlan:
+        return FaultPlan(Fault("slow", nth=(0,), match=once(lambda: HARM["killed"](EngineProcess(index)))))
+
+    with ExitStack() as stack:
+        plans = [killing(index) for index in (0, 1)]
+        engines = [stack.enter_context(engine_beside(tiny_model, script=None, faults=plan)) for plan in plans]
+        with pytest.raises(EngineError, match=r"engine-0 ended with exit code 137; last lines of .*engine-0\.log"):
+            run(tiny_model, tmp_path, engines, managed=True)
+    assert not (tmp_path / "run" / "metrics.jsonl").exists()
+
+
 def test_engines_that_fail_while_a_checkpoint_is_saved_come_back(tiny_model: Path, tmp_path: Path) -> None:
     """All at once, and each in another way; again in the last checkpoint, after which nothing is generated. While a
     version is published, which [7] has for others, it is a guardian."""

@@ -147,6 +147,14 @@ class EnginePool:
         self._announce()
 
     @property
+    def gone(self) -> dict[str, AsyncGRPOError]:
+        """Engines that were ejected and have not come back, in the order of the engines, each with why."""
+        seats = self._seats.items()
+        return {
+            name: seat.cause for name, seat in seats if seat.state in ("ejected", "lost") and seat.cause is not None
+        }
+
+    @property
     def hopeless(self) -> bool:
         """No engine serves, and none is expected back."""
         return all(seat.state == "lost" for seat in self._seats.values())

@@ -32,11 +32,26 @@ async def until_healthy(client: EngineClient, owner: ManagedEngine) -> None:
         await asyncio.gather(died, return_exceptions=True)
 
 
-async def start_all(managed: Sequence[ManagedEngine], clients: Mapping[str, EngineClient]) -> None:
-    """Start engines, each with its client by name; returns when all are well. Raises as `until_healthy`."""
+async def start_all(managed: Sequence[ManagedEngine], clients: Mapping[str, EngineClient]) -> dict[str, EngineError]:
+    """Start engines, each with its client by name; returns when each is well or was given up.
+
+    Returns those that did not become well, each with why. Raises that of the first if there is no other engine in
+    `clients`, and EngineStartError for a process that cannot be made.
+    """
     for engine in managed:
         await engine.start()
-    await gather_all(*(until_healthy(clients[engine.spec.name], engine) for engine in managed))
+    failures: dict[str, EngineError] = {}
+
+    async def begin(engine: ManagedEngine) -> None:
+        try:
+            await until_healthy(clients[engine.spec.name], engine)
+        except EngineError as error:
+            failures[engine.spec.name] = error
+
+    await gather_all(*map(begin, managed))
+    if failures and failures.keys() == clients.keys():
+        raise next(iter(failures.values()))
+    return failures
 
 
 def _late(owner: ManagedEngine) -> Callable[[str], EngineStartError]:

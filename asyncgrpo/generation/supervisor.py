@@ -58,7 +58,8 @@ class Publishing(Protocol):
 class Supervisor:
     """Of the engines in `pool`; processes of managed ones by name. verify: refuses (ConfigError) an engine whose
     settings do not fit the run. first_wait: seconds until the first try. Engines have to be well and to serve a version
-    when `run` begins.
+    when `run` begins, but for those that the pool has ejected by then, which are brought back. From now on the
+    publisher does not count on who is ejected, and has those ejected that a version does not reach.
     """
 
     def __init__(
@@ -92,12 +93,12 @@ class Supervisor:
             for client in pool.clients
         }
         self._lost: dict[str, AsyncGRPOError] = {}
+        pool.on_ejected = self._on_ejected
+        publisher.on_failed = partial(pool.eject, reason="publish")
 
     async def run(self) -> None:
         """Return never. When no engine serves and none can come back, raises why the first one left."""
         self.has_begun = True
-        self._pool.on_ejected = self._on_ejected
-        self._publisher.on_failed = partial(self._pool.eject, reason="publish")
         await gather_all(*(self._look_after(ward) for ward in self._wards.values()))
 
     def _on_ejected(self, engine: str, cause: AsyncGRPOError, reason: EjectionReason) -> None:

@@ -9,14 +9,14 @@ that ignores a publish, or keeps its old head, disagrees by nats.
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
 
 from asyncgrpo.concurrency import gather_all
-from asyncgrpo.errors import ProbeMismatch
+from asyncgrpo.errors import EngineError, ProbeMismatch
 from asyncgrpo.types import Completion
 from asyncgrpo.weights.publisher import Publisher
 
@@ -56,6 +56,10 @@ class Agreement:
         )
 
 
+def _raise(engine: str, error: EngineError) -> None:
+    raise error
+
+
 async def probe(
     publisher: Publisher,
     learner: Scorer,
@@ -64,18 +68,30 @@ async def probe(
     prompts: Sequence[Sequence[int]],
     tolerance: float,
     version: int = 0,
+    failed: Callable[[str, EngineError], None] = _raise,
 ) -> list[Agreement]:
     """Publish perturbed weights, then the learner's `version`, comparing both times. Leaves every engine serving that.
 
-    prompts: token ids to continue. tolerance: allowed mean |difference|, nats per token. Raises ProbeMismatch.
+    prompts: token ids to continue. tolerance: allowed mean |difference|, nats per token. failed: told of an engine that
+    cannot be sampled from; if it returns, nothing is said of that one. Raises ProbeMismatch.
     """
+
+    async def compare(engines: Iterable[str], perturbation: int | None) -> dict[str, tuple[np.ndarray, float]]:
+        found = {}
+        for engine in engines:
+            try:
+                found[engine] = await _compare(learner, sample, engine, prompts, perturbation)
+            except EngineError as error:
+                failed(engine, error)
+        return found
+
     await publisher.publish(PERTURBED_VERSION, PERTURBATION_SEED)
-    perturbed = [await _compare(learner, sample, engine, prompts, PERTURBATION_SEED) for engine in engines]
+    perturbed = await compare(engines, PERTURBATION_SEED)
     await publisher.publish(version)
-    original = [await _compare(learner, sample, engine, prompts, None) for engine in engines]
+    original = await compare(perturbed, None)
 
     agreements = []
-    for engine, (gaps, separation) in zip(engines, perturbed, strict=True):
+    for engine, (gaps, separation) in perturbed.items():
         if separation < 5 * tolerance:
             raise ProbeMismatch(
                 f"the probe cannot tell weights apart: perturbing them moved log-probabilities by {separation:.4f} "
@@ -83,7 +99,7 @@ async def probe(
             )
         limit = max(tolerance, SEPARATION_SHARE * separation)
         agreements.append(_agreement(engine, "perturbed weights", gaps, limit))
-    for engine, (gaps, _) in zip(engines, original, strict=True):
+    for engine, (gaps, _) in original.items():
         agreements.append(_agreement(engine, f"version {version}", gaps, tolerance))
     for agreement in agreements:
         logger.info("probe: %s", agreement)

@@ -161,7 +161,15 @@ class Publisher:
         self._incarnation = incarnation
 
     async def connect(self) -> None:
-        await self._transport.connect([seat.engine for seat in self._seats.values()])
+        """All members, before their first version. One that fails is told to `on_failed`, as by `load`."""
+        for seat in [seat for seat in self._seats.values() if seat.is_member]:
+            try:
+                await self._transport.connect([seat.engine])
+            except EngineError as error:
+                if self.on_failed is None:
+                    raise
+                what = f"preparing {seat.engine.name} for weights"
+                self.on_failed(seat.engine.name, PublishError(f"{what} failed: {error}"))
 
     async def prepare(self, version: int, perturbation: int | None = None) -> Snapshot:
         """Have the transport make it ready. One that was prepared before and is not loaded will never be: the run went

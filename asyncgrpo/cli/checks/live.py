@@ -36,4 +36,7 @@ async def _trial(config: RunConfig, folder: str) -> Sequence[str]:
     with RunFolder.create(folder) as run_folder, Progress(job.total_steps) as progress:
         async with open_session(job, run_folder, progress) as session:
             with progress.phase("generating and publishing"):
-                return [str(agreement) for agreement in await prove_weights(session)]
+                agreements = await prove_weights(session)
+            for error in session.pool.gone.values():  # a run would go on without it, and try it again
+                raise error
+            return [str(agreement) for agreement in agreements]
