@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeGuard
 
 from asyncgrpo.config.names import DOTTED
 from asyncgrpo.config.trl_account import Translation
@@ -114,5 +114,5 @@ def _as_steps(share: float, updates: int) -> str:
     )
 
 
-def _is_count(value: Any) -> bool:
+def _is_count(value: Any) -> TypeGuard[int]:
     return type(value) is int and value > 0

@@ -90,6 +90,7 @@ def find_source(
     told = factory if isinstance(factory, type) and factory is not VerifiersEnvironment else None
     kind = told or type(_probe(make, name))
     if callable(getattr(kind, "step", None)):
+        _check_step(kind, name)
         if tools:
             raise ConfigError(
                 f"environment {name} has a step of its own, which tools would take the place of; give one"
@@ -163,6 +164,19 @@ def _prompt_limit(config: RunConfig, tokenizer: Any, context: int | None) -> tup
         return None, ""
     longest = config.generation.max_completion_length
     return max(whole - longest, 1), f"{what} leaves {whole - longest} beside generation.max_completion_length={longest}"
+
+
+def _check_step(kind: Any, name: str) -> None:
+    """Raises ConfigError for a `step` that cannot be given the answer."""
+    try:
+        signature = inspect.signature(kind.step)
+    except (ValueError, TypeError):  # it does not tell
+        return
+    is_plain = inspect.isfunction(inspect.getattr_static(kind, "step"))
+    try:
+        signature.bind(*([None] if is_plain else []), None)
+    except TypeError as error:
+        raise ConfigError(f"environment {name}: step is called as step(answer): {error}") from error
 
 
 def _instance(source: Source, parser: str) -> Any:

@@ -20,7 +20,8 @@ from asyncgrpo.environments.contract import Answer, Turn
 from asyncgrpo.environments.parsers import BadCall, Parser, ToolCall
 from asyncgrpo.errors import ConfigError
 from asyncgrpo.types import Message
-from asyncgrpo.user_code.texts import said
+from asyncgrpo.user_code.arguments import nameless
+from asyncgrpo.user_code.texts import brief, said
 
 logger = logging.getLogger(__name__)
 
@@ -43,6 +44,13 @@ def make_tool(call: Callable[..., Any], run: Caller, name: str | None = None) ->
     from transformers.utils import get_json_schema
 
     shown = name or str(getattr(call, "__name__", type(call).__name__))
+    if not callable(call):
+        raise ConfigError(f"tool: expected a function, found {brief(call)}")
+    if (without := nameless(call)) is not None:
+        raise ConfigError(
+            f"tool {shown!r} takes {without!r} by its place, and the model names its arguments; give it a name to be "
+            "called by"
+        )
     try:
         schema = get_json_schema(call)
     except Exception as error:  # transformers has errors of its own for this, and the function's hints may be anything

@@ -41,6 +41,7 @@ def in_full(tensor: Tensor) -> Tensor:
 def keep_layout(model: nn.Module) -> None:
     """Where a CPU multiplies bfloat16, bitsandbytes would lay weights out anew at the first pass without a gradient,
     and none of its other functions read that."""
+    module: Any
     for module in model.modules():
         if hasattr(module, "support_avx512bf16_for_cpu"):
             module.support_avx512bf16_for_cpu = False

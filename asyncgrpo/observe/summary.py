@@ -266,12 +266,14 @@ def _steps(count: int) -> str:
 
 def _held_out_lines(folder: RunFolder, evaluations: Sequence[Record]) -> list[str]:
     """The same held-out prompts before and after; none without two evaluations whose samples were saved."""
-    steps = [record["step"] for record in evaluations]
-    files = [evaluation_file(folder, step) for step in steps]
-    if len(files) < 2 or not all(file.exists() for file in files):
+    if len(evaluations) < 2:
+        return []
+    steps = (evaluations[0]["step"], evaluations[1]["step"])
+    before, after = (evaluation_file(folder, step) for step in steps)
+    if not (before.exists() and after.exists()):
         return []
     title = f"Completions of held-out prompts at step {steps[0]} and at step {steps[1]} (the first of each prompt,"
-    return _example_lines(f"{title} not chosen by reward):", held_out_pairs(*files), (steps[0], steps[1]))
+    return _example_lines(f"{title} not chosen by reward):", held_out_pairs(before, after), steps)
 
 
 def _trained_lines(folder: RunFolder, records: Sequence[Record]) -> list[str]:

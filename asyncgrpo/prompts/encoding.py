@@ -76,9 +76,23 @@ def _render(messages: Any, tokenizer: Any, options: Mapping[str, Any], where: st
         ids: list[int] = tokenizer.apply_chat_template(
             list(messages), add_generation_prompt=True, tokenize=True, return_dict=False, **options
         )
+        _check_parts(messages, tokenizer, options, where)
     except (TemplateError, TypeError, ValueError) as error:
         raise DataError(f"{where}: the chat template refuses the prompt: {' '.join(str(error).split())}") from error
     return ids
+
+
+def _check_parts(messages: Any, tokenizer: Any, options: Mapping[str, Any], where: str) -> None:
+    """A template that knows no content in parts may print it as Python does, brackets and all."""
+    in_parts = [message["content"] for message in messages if isinstance(message.get("content"), list)]
+    if not in_parts:
+        return
+    rendered = tokenizer.apply_chat_template(list(messages), add_generation_prompt=True, tokenize=False, **options)
+    if any(str(content) in rendered for content in in_parts):
+        raise DataError(
+            f"{where}: the content of a message is a list of parts, which the chat template takes for text and prints "
+            "as Python does; give the text itself"
+        )
 
 
 def _without_nulls(message: Mapping[str, Any]) -> dict[str, Any]:

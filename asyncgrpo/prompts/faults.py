@@ -79,6 +79,11 @@ def _kind(value: Any) -> str | None:
     return "mapping" if isinstance(value, Mapping) else type(value).__name__
 
 
+def _is_text(part: Any) -> bool:
+    """A part of a message's content, as processors of several kinds of input take them."""
+    return isinstance(part, Mapping) and part.get("type") == "text" and isinstance(part.get("text"), str)
+
+
 def _fault(prompt: Any, system_prompt: str | None) -> str | None:
     if prompt is None or (isinstance(prompt, str | list | tuple) and len(prompt) == 0):
         return f"the prompt is empty ({prompt!r}); remove the row"
@@ -94,6 +99,8 @@ def _fault(prompt: Any, system_prompt: str | None) -> str | None:
             return f"the {message['role']} message has no content"
         if not isinstance(content, str | list | None):
             return f"the content of the {message['role']} message is {brief(content)}; expected text"
+        if isinstance(content, list) and (part := next((each for each in content if not _is_text(each)), None)):
+            return f"the content of the {message['role']} message has {brief(part)}, and only text is trained"
         if fault := json_fault(message):
             return f"the {message['role']} message has {fault}"
     if system_prompt is not None and prompt[0]["role"] == "system":

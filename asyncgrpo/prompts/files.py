@@ -30,9 +30,22 @@ def read_file(path: Path, data: DataSection) -> Any:
                 rows = list(itertools.islice(_json_lines(path, file), data.max_rows))
             else:
                 rows = _json_list(path, file.read())[: data.max_rows]
-    except (OSError, UnicodeDecodeError) as error:
+    except UnicodeDecodeError as error:
+        raise DataError(f"{path}{_line_of_fault(path)}: is not UTF-8: {error.reason}; save it as UTF-8") from error
+    except OSError as error:
         raise DataError(f"{path}: cannot be read: {error}") from error
     return from_mappings(str(path), rows, data)
+
+
+def _line_of_fault(path: Path) -> str:
+    """`:3`, the first line that is no UTF-8; nothing if there is none any more."""
+    with path.open("rb") as file:
+        for number, line in enumerate(file, start=1):
+            try:
+                line.decode()
+            except UnicodeDecodeError:
+                return f":{number}"
+    return ""
 
 
 def first_rows(rows: Any, data: DataSection) -> Any:
@@ -104,16 +117,33 @@ def _json_lines(path: Path, lines: Iterable[str]) -> Iterator[Any]:
         if not line.strip():
             continue
         try:
-            yield json.loads(line)
+            yield json.loads(line, object_pairs_hook=_object)
+        except _TwiceError as error:
+            raise DataError(f"{path}:{number}: {error}") from None
         except json.JSONDecodeError as error:
             raise DataError(f"{path}:{number}: not valid JSON: {error.msg}") from error
         except (ValueError, RecursionError) as error:  # a number of thousands of digits; lists thousands deep
             raise DataError(f"{path}:{number}: cannot be read: {one_line(error)}") from error
 
 
+class _TwiceError(Exception):
+    """A key that an object has more than once."""
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Python would take the last of two values of a key, and say nothing."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        twice = next(key for key in found if sum(key == other for other, _ in pairs) > 1)
+        raise _TwiceError(f"{twice!r} is given twice in one object; remove one")
+    return found
+
+
 def _json_list(path: Path, text: str) -> list[Any]:
     try:
-        rows = json.loads(text)
+        rows = json.loads(text, object_pairs_hook=_object)
+    except _TwiceError as error:
+        raise DataError(f"{path}: {error}") from None
     except json.JSONDecodeError as error:
         raise DataError(
             f"{path}:{error.lineno}: not valid JSON: {error.msg} (one object per line? name it .jsonl)"

@@ -97,9 +97,10 @@ def _load(data: DataSection) -> Read:
         loaded = load_dataset(data.dataset, data.dataset_config, split=data.dataset_split, streaming=in_part)
         return _from_stream(data.dataset, loaded, data) if in_part else Read(loaded)
     except (OSError, ValueError, DatasetsError) as error:
+        # What `datasets` raises of a file that it cannot read says only that there was an error.
+        why = one_line(error) + (f": {one_line(error.__cause__)}" if error.__cause__ else "")
         raise DataError(
-            f"data.dataset={data.dataset}: neither a local file or folder nor a hub dataset that can be loaded: "
-            f"{one_line(error)}"
+            f"data.dataset={data.dataset}: neither a local file or folder nor a hub dataset that can be loaded: {why}"
         ) from error
 
 

@@ -32,7 +32,7 @@ from asyncgrpo.rewards.model import RewardModel
 from asyncgrpo.rewards.notes import GroupNotes
 from asyncgrpo.rewards.values import BadSum, weighted_sum
 from asyncgrpo.types import SURVIVORS, Completion, Played, Prompt, Sample
-from asyncgrpo.user_code.arguments import is_required, parameters_of
+from asyncgrpo.user_code.arguments import is_required, nameless, parameters_of
 
 __all__ = [
     "ENVIRONMENT_REWARD",
@@ -48,6 +48,7 @@ __all__ = [
 ENVIRONMENT_REWARD = "environment_reward"
 _ALWAYS = ("prompts", "completions", "completion_ids", *RUN_ARGUMENTS)
 _LAMBDA = "<lambda>"
+_NAMELESS = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.VAR_POSITIONAL)
 
 
 def environment_reward(environment_reward: Sequence[float | None]) -> list[float | None]:
@@ -160,6 +161,7 @@ def with_unique_names(functions: Sequence[RewardFunction]) -> list[RewardFunctio
 def check_parameters(functions: Sequence[RewardFunction], columns: Collection[str]) -> None:
     """Refuse, before anything is loaded, a function that requires a parameter which is no column of the dataset."""
     for function in functions:
+        _check_form(function)
         parameters = parameters_of(function.call) or {}
         for name, parameter in parameters.items():
             if is_required(parameter) and name not in _ALWAYS and name not in columns:
@@ -167,6 +169,25 @@ def check_parameters(functions: Sequence[RewardFunction], columns: Collection[st
                     f"reward function {function.name!r} needs {name!r}, which is none of {', '.join(_ALWAYS)} "
                     f"and no column of the dataset; its other columns are: {', '.join(columns) or 'none'}"
                 )
+
+
+def _check_form(function: RewardFunction) -> None:
+    """Refuse what every call would fail of."""
+    call = function.call if inspect.isroutine(function.call) else getattr(function.call, "__call__", None)  # noqa: B004
+    if inspect.isgeneratorfunction(call) or inspect.isasyncgenfunction(call):
+        raise ConfigError(f"reward function {function.name!r} yields its rewards; let it return a list of them")
+    parameters = parameters_of(function.call)
+    known = ", ".join(_ALWAYS[:3])
+    if parameters is not None and not parameters:
+        raise ConfigError(
+            f"reward function {function.name!r} takes no argument; let it name any of {known}, or columns"
+        )
+    named = any(parameter.kind not in _NAMELESS for parameter in (parameters or {}).values())
+    if (without := nameless(function.call)) is not None and not (named and without.startswith("*")):
+        raise ConfigError(
+            f"reward function {function.name!r} takes {without!r} by its place, and arguments are given by name: "
+            f"{known} and columns"
+        )
 
 
 def _arguments(

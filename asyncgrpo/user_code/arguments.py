@@ -31,3 +31,13 @@ def parameters_of(call: Callable[..., Any]) -> Mapping[str, inspect.Parameter] |
 def is_required(parameter: inspect.Parameter) -> bool:
     """Whether it is passed by name and has no default."""
     return parameter.kind in _BY_NAME and parameter.default is inspect.Parameter.empty
+
+
+def nameless(call: Callable[..., Any]) -> str | None:
+    """The first required parameter that cannot be given by name, as `def call(a, /)` and `def call(*a)` have it."""
+    for name, parameter in (parameters_of(call) or {}).items():
+        if parameter.kind is inspect.Parameter.VAR_POSITIONAL:
+            return f"*{name}"
+        if parameter.kind is inspect.Parameter.POSITIONAL_ONLY and parameter.default is inspect.Parameter.empty:
+            return name
+    return None

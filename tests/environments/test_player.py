@@ -13,7 +13,7 @@ import pytest
 from turn_cases import CHAT, END_ID, TOKENIZER, Guessing, Model, ids_of, made, make_player, prompt_of, rendered, spans
 
 from asyncgrpo.environments.contract import Answer, Turn
-from asyncgrpo.errors import EngineUnavailable, EnvironmentFailure
+from asyncgrpo.errors import ConfigError, EngineUnavailable, EnvironmentFailure
 from asyncgrpo.types import Completion
 
 
@@ -366,3 +366,19 @@ async def test_no_more_calls_at_once_than_allowed() -> None:
     player = make_player(Busy, max_concurrency=2)
     await asyncio.gather(*(player.play(prompt_of(), Model("a")) for _ in range(6)))
     assert most == 2
+
+
+class Unasked:
+    def step(self) -> Turn:
+        return Turn(done=True)
+
+
+class Demanding:
+    async def step(self, answer: Answer, state: Any) -> Turn:
+        return Turn(done=True)
+
+
+@pytest.mark.parametrize("kind", [Unasked, Demanding])
+def test_a_step_that_cannot_be_given_the_answer_is_refused(kind: type) -> None:
+    with pytest.raises(ConfigError, match=rf"environment {kind.__name__}: step is called as step\(answer\): "):
+        make_player(kind)

@@ -246,6 +246,33 @@ def undescribed(a, b):  # type: ignore[no-untyped-def]
     return a
 
 
+def by_place(a: int, /) -> int:
+    """Add.
+
+    Args:
+        a: A number.
+    """
+    return a
+
+
+def spread(*a: int) -> int:
+    """Add.
+
+    Args:
+        a: Numbers.
+    """
+    return sum(a)
+
+
+def test_tools_that_cannot_be_called_by_name_are_refused() -> None:
+    with pytest.raises(ConfigError, match="tool 'by_place' takes 'a' by its place, and the model names its arguments"):
+        player_of(by_place)
+    with pytest.raises(ConfigError, match=r"tool 'spread' takes '\*a' by its place"):
+        player_of(spread)
+    with pytest.raises(ConfigError, match="tool: expected a function, found the int 3"):
+        player_of(3)
+
+
 def test_tools_that_cannot_be_used_are_refused() -> None:
     with pytest.raises(ConfigError, match=r"tool 'undescribed': its description for the model cannot be made: .*Args:"):
         player_of(undescribed)

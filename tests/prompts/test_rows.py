@@ -293,3 +293,23 @@ def test_of_a_folder_of_data_files_a_part_is_streamed(tmp_path: Path) -> None:
     rows = load_rows(configured(dataset=str(tmp_path / "data"), max_rows=1))
     assert list(rows) == ROWS[:1]
     assert rows.digest is not None
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("rows.jsonl", b'{"prompt": "a"}\n{"prompt": "b", "prompt": "c"}\n', r"rows.jsonl:2: 'prompt' is given twice"),
+        ("rows.json", b'[{"prompt": "a", "answer": {"x": 1, "x": 2}}]', r"rows.json: 'x' is given twice in one object"),
+        ("rows.jsonl", b'{"prompt": "a"}\n\n{"prompt": "\xe9"}\n', r"rows.jsonl:3: is not UTF-8: .*; save it as UTF-8"),
+        ("rows.jsonl", "{}".encode("utf-16"), r"rows.jsonl:1: is not UTF-8"),
+        (
+            "rows.jsonl",
+            b'{"prompt": [{"role": "user", "content": [{"type": "image", "url": "x.png"}]}]}',
+            r"row 0: the content of the user message has the dict {'type': 'image'.*, and only text is trained",
+        ),
+    ],
+)
+def test_what_would_be_read_as_something_else(tmp_path: Path, name: str, content: bytes, message: str) -> None:
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(DataError, match=message):
+        load_rows(configured(dataset=str(tmp_path / name)))

@@ -182,6 +182,15 @@ def test_a_template_that_refuses_names_the_row() -> None:
         stream([{"prompt": [{"role": "user", "content": "hi"}]}], tokenizer)
 
 
+def test_content_in_parts_is_taken_where_the_template_knows_it() -> None:
+    rows = [{"prompt": [{"role": "user", "content": [{"type": "text", "text": "hi"}]}]}]
+    with pytest.raises(DataError, match="row 0: the content of a message is a list of parts, which the chat template"):
+        stream(rows)
+    tokenizer = make_tokenizer()
+    tokenizer.chat_template = "{% for m in messages %}{{ m['content'][0]['text'] }}{% endfor %}:"
+    assert TOKENIZER.decode(stream(rows, tokenizer).next().token_ids) == "hi:"
+
+
 def test_load_tokenizer(tmp_path: Any) -> None:
     TOKENIZER.save_pretrained(tmp_path)
     loaded = load_tokenizer(RunConfig.model_validate({"model": {"path": str(tmp_path)}}))

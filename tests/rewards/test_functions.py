@@ -198,6 +198,54 @@ def test_refused_functions(functions: Any, weights: Any, message: str) -> None:
         from_callables(functions, weights)
 
 
+def by_place(completions: Any, /) -> list[float]:
+    return [0.0] * len(completions)
+
+
+def spread(*everything: Any) -> list[float]:
+    return [0.0]
+
+
+def beside(completions: Any, *more: Any) -> list[float]:
+    return [0.0] * len(completions)
+
+
+def yields(completions: Any) -> Any:
+    yield 0.0
+
+
+async def yields_later(completions: Any) -> Any:
+    yield 0.0
+
+
+class Yields:
+    def __call__(self, completions: Any) -> Any:
+        yield 0.0
+
+
+def deaf() -> list[float]:
+    return [0.0]
+
+
+@pytest.mark.parametrize(
+    ("function", "message"),
+    [
+        (
+            by_place,
+            "'by_place' takes 'completions' by its place, and arguments are given by name: prompts, completions",
+        ),
+        (spread, r"'spread' takes '\*everything' by its place"),
+        (yields, "'yields' yields its rewards; let it return a list of them"),
+        (yields_later, "'yields_later' yields its rewards"),
+        (Yields(), "'Yields' yields its rewards"),
+        (deaf, "'deaf' takes no argument; let it name any of prompts, completions, completion_ids, or columns"),
+    ],
+)
+def test_functions_of_which_every_call_would_fail_are_refused(function: Any, message: str) -> None:
+    with pytest.raises(ConfigError, match=f"reward function {message}"):
+        check_parameters(from_callables([beside, function]), [])
+
+
 def test_required_parameters_must_be_columns() -> None:
     check_parameters(from_callables([two, everything, with_column, min]), ["answer"])
     with pytest.raises(ConfigError, match=r"'with_column' needs 'answer', .*other columns are: solution"):
