@@ -22,7 +22,7 @@ import matplotlib.dates
 import matplotlib.pyplot as plt
 import numpy as np
 from generate import DASHBOARDS
-from matplotlib.ticker import FuncFormatter
+from matplotlib.ticker import FuncFormatter, LinearLocator
 from panels import WIDTH, Dashboard, Panel, Query, placed
 from querying import Api, Series
 
@@ -69,7 +69,7 @@ def draw(dashboard: Dashboard, view: View, path: Path) -> list[str]:
     for title, at, panels in rows:
         figure.text(0.005, 1 - (at + 0.75) / top, title, fontsize=13, fontweight="bold")
         for panel, x, y in panels:
-            box = (x / WIDTH + 0.034, 1 - (y + panel.height - 2.2) / top, panel.width / WIDTH - 0.044)
+            box = (x / WIDTH + 0.034, 1 - (y + panel.height - 2.2) / top, panel.width / WIDTH - 0.054)
             axes = figure.add_axes((*box, (panel.height - 3.4) / top))
             if not _PAINTERS[panel.kind](axes, panel, view) and not all(q.zero_in_health for q in panel.queries):
                 empty.append(panel.title)
@@ -91,7 +91,7 @@ def _timeseries(axes: Any, panel: Panel, view: View) -> bool:
     axes.set_title(panel.title, fontsize=9, loc="left")
     axes.set_xlim(*(matplotlib.dates.date2num(_date(at)) for at in (view.start, view.end)))
     axes.xaxis.set_major_formatter(matplotlib.dates.DateFormatter("%H:%M:%S"))
-    axes.xaxis.set_major_locator(matplotlib.dates.AutoDateLocator(minticks=2, maxticks=4))
+    axes.xaxis.set_major_locator(LinearLocator(4))  # the one for dates finds none in some windows of minutes
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: shown(value, panel.unit)))
     axes.tick_params(labelsize=7)
     axes.grid(alpha=0.25)
@@ -138,7 +138,7 @@ def _heatmap(axes: Any, panel: Panel, view: View) -> bool:
     axes.imshow(np.clip(cells, 0, None), aspect="auto", origin="lower", extent=extent, cmap="Blues")
     axes.set_yticks(np.arange(len(found)) + 0.5, [series.labels["le"].removesuffix(".0") for series in found])
     axes.xaxis.set_major_formatter(matplotlib.dates.DateFormatter("%H:%M:%S"))
-    axes.xaxis.set_major_locator(matplotlib.dates.AutoDateLocator(minticks=2, maxticks=4))
+    axes.xaxis.set_major_locator(LinearLocator(4))  # the one for dates finds none in some windows of minutes
     return bool(cells.any())
 
 
@@ -223,8 +223,25 @@ def main() -> int:
     parser.add_argument("--out", type=Path, default=Path("monitoring/data/preview"))
     arguments = parser.parse_args()
     now = time.time()
-    draw_all(View(Api(arguments.url), arguments.run, now - 60 * arguments.minutes, now), arguments.out)
+    view = View(Api(arguments.url), arguments.run, now - 60 * arguments.minutes, now)
+    try:
+        objection = objection_to(view)
+    except OSError as error:
+        objection = f"no Prometheus answers at {arguments.url} ({getattr(error, 'reason', error)}); start one, or --url"
+    if objection:
+        print(f"preview: {objection}", file=sys.stderr)
+        return 1
+    draw_all(view, arguments.out)
     return 0
+
+
+def objection_to(view: View) -> str | None:
+    """What to say where Prometheus has nothing of such a run in this time."""
+    known = sorted(each.labels["run"] for each in view.over(Query(expr="count by (run) (asyncgrpo_run_info)")))
+    if any(re.fullmatch(view.run, name) for name in known):
+        return None
+    has = f"it has {', '.join(known)}" if known else "it has none: do runs have observe.targets_dir?"
+    return f"the Prometheus at {view.api.url} has no run {view.run} in this time (--minutes); {has}"
 
 
 if __name__ == "__main__":

@@ -69,6 +69,14 @@ ROLLOUT_SCHEMA = pa.schema(
 )
 
 
+_REPEATING = [
+    f"{field.name}.list.element" if pa.types.is_list(field.type) else field.name
+    for field in ROLLOUT_SCHEMA
+    if not field.name.endswith("logprobs")
+]
+"""Columns of values that come again; to look for such among log-probabilities takes long, and there are none."""
+
+
 class Recorder:
     """Appends to a run's folder. Not for two callers at once; safe to call from any thread."""
 
@@ -130,9 +138,10 @@ class Recorder:
             "schema_version": str(SCHEMA_VERSION),
             "monotonic_to_unix_seconds": f"{time.time() - time.monotonic():.6f}",
         }
-        table = pa.Table.from_pylist(rows, schema=ROLLOUT_SCHEMA.with_metadata(metadata))
+        columns = [_column([row.get(field.name) for row in rows], field.type) for field in ROLLOUT_SCHEMA]
+        table = pa.Table.from_arrays(columns, schema=ROLLOUT_SCHEMA.with_metadata(metadata))
         with replacing(path) as file:
-            pq.write_table(table, file, compression="zstd")
+            pq.write_table(table, file, compression="zstd", use_dictionary=_REPEATING)
         return path
 
 
@@ -221,6 +230,18 @@ def _row(group: Group, index: int, sample: Sample) -> dict[str, Any]:
         "admitted_at": group.admitted_at,
         "entered_at": group.entered_at,
     }
+
+
+def _column(values: list[Any], kind: pa.DataType) -> pa.Array:
+    """Lists of numbers as one array: a step has hundreds of thousands, and nobody trains while they are written."""
+    if not pa.types.is_list(kind):
+        return pa.array(values, kind)
+    lengths = [0 if value is None else len(value) for value in values]
+    offsets = np.cumsum([0, *lengths], dtype=np.int32)
+    numbers = [np.asarray(value) for value in values if value is not None and len(value)]
+    flat = pa.array(np.concatenate(numbers), kind.value_type) if numbers else pa.array([], kind.value_type)
+    is_absent = pa.array([value is None for value in values], pa.bool_())
+    return pa.ListArray.from_arrays(offsets, flat, type=kind, mask=is_absent)
 
 
 def _storable(text: str) -> str:

@@ -1,5 +1,6 @@
 import dataclasses
 import json
+import math
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +11,7 @@ from observe_cases import group, measures, report, sample
 
 from asyncgrpo.errors import RunFolderError
 from asyncgrpo.observe.recorded_groups import read_trained_groups
-from asyncgrpo.observe.recorder import ROLLOUT_SCHEMA, Recorder, read_metrics
+from asyncgrpo.observe.recorder import ROLLOUT_SCHEMA, Recorder, _column, read_metrics
 from asyncgrpo.observe.run_folder import RunFolder
 from asyncgrpo.observe.steps import step_record
 
@@ -147,3 +148,16 @@ def test_full_disk_names_the_path_and_leaves_no_half_file(folder: RunFolder) -> 
         with pytest.raises(RunFolderError, match=r"cannot write .*metrics\.jsonl: .*; free disk space"):
             recorder.append_step({"verdict": "x" * 300})
     assert list(folder.rollouts_dir.iterdir()) == []
+
+
+def test_lists_that_are_empty_or_absent_are_told_apart() -> None:
+    kind = ROLLOUT_SCHEMA.field("proximal_logprobs").type
+    written = _column([None, [], np.array([-0.5, np.nan], dtype=np.float32), (1.0,), None], kind)
+    written.validate(full=True)
+    first, second, (third, nan), *rest = written.to_pylist()
+    assert (first, second, third, rest) == (None, [], -0.5, [[1.0], None])
+    assert math.isnan(nan)
+    assert _column([None, None], kind).to_pylist() == [None, None]
+    assert _column([[], ()], kind).to_pylist() == [[], []]
+    assert _column([], kind).to_pylist() == []
+    assert _column([[True, False], [True]], ROLLOUT_SCHEMA.field("sampled").type).to_pylist() == [[True, False], [True]]
