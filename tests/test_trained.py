@@ -334,7 +334,7 @@ def test_rows_are_as_long_as_the_run_takes_them(
 
 
 def test_completions_are_of_the_models_distribution(whole: RunFolder) -> None:
-    trained = find(str(whole.path), overrides=["--generation.temperature=0.01", "--generation.max_completion_length=5"])
+    trained = find(str(whole.path), overrides=["--generation.temperature=1e-5", "--generation.max_completion_length=5"])
     model, tokenizer = trained.load(), trained.tokenizer()
     prompt = tokenizer("s1")["input_ids"]
     (tokens, again) = complete(model, tokenizer, prompt, trained.config, 2)
