@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from asyncgrpo.ablation.kinds import kind_of
-from asyncgrpo.ablation.values import settled
+from asyncgrpo.ablation.values import own_name, settled
 
 if TYPE_CHECKING:
     from asyncgrpo.ablation.arms import Run
@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 KEY_LENGTH = 16
 WITHOUT_EFFECT = ("run.output_dir", "run.resume", "run.allow_changes", "run.plan_from", "observe.")
 """Settings that no number depends on."""
+WITH_FILES = ("model.", "lora.", "data.", "evaluation.", "environment.", "rewards")
+"""Settings that may name files that numbers depend on, besides those of the kind's own section."""
 _PACKAGE = Path(__file__).resolve().parents[1]
 
 
@@ -31,6 +33,7 @@ def content_key(run: Run) -> str:
     """Hexadecimal. Raises ConfigError for a configuration that is none."""
     settings = settled(run.values, run.kind)
     settings = {name: value for name, value in settings.items() if not name.startswith(WITHOUT_EFFECT)}
+    with_files = (*WITH_FILES, f"{own_name(run.kind)}.")
     content = {
         "settings": settings,
         "kind": run.kind,
@@ -40,7 +43,10 @@ def content_key(run: Run) -> str:
         "prepare": None if run.prepare is None else preparation_content(run.prepare.path, run.prepare.options),
         "version": version("asyncgrpo"),
         "code": _code_digest(kind_of(run.kind).code),
-        "files": {name: file_digest(name) for name in _files(run.kind, *settings.values())},
+        "files": {
+            name: file_digest(name)
+            for name in _files(run.kind, *(value for key, value in settings.items() if key.startswith(with_files)))
+        },
     }
     return _digest(content)
 

@@ -11,13 +11,29 @@ import sys
 from collections.abc import Sequence
 from importlib.metadata import version
 
-from asyncgrpo.cli import chat, config, doctor, evaluate, generate, merge, plan, replay, report, rollouts, train, view
+from asyncgrpo.cli import (
+    ablate,
+    chat,
+    config,
+    doctor,
+    evaluate,
+    generate,
+    merge,
+    plan,
+    replay,
+    report,
+    rollouts,
+    train,
+    view,
+)
 from asyncgrpo.config.secrets import masked
 from asyncgrpo.errors import AsyncGRPOError
 from asyncgrpo.observe.visible import visible
 
-_OPTIONS = {"-h", "--help", "--version", "--quick", "--json", "--steps", "--resume", "--from-trl", *rollouts.OPTIONS}
+_OPTIONS = {"-h", "--help", "--version", "--quick", "--json", "--steps", "--resume", "--from-trl"}
+_OPTIONS |= {*rollouts.OPTIONS, *ablate.OPTIONS}
 _OPTIONS |= {"--step", "--out", "--dtype", "--prompt", "--rows", "--n", "--port", "--host", "--open", "--samples"}
+_COMMANDS = (train, config, doctor, plan, replay, evaluate, ablate, rollouts, view, report, merge, generate, chat)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -49,7 +65,7 @@ def build_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"asyncgrpo {version('asyncgrpo')}")
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
-    for command in (train, config, doctor, plan, replay, evaluate, rollouts, view, report, merge, generate, chat):
+    for command in _COMMANDS:
         command.add(commands)
     return parser
 
