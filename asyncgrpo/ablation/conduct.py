@@ -23,6 +23,8 @@ from asyncgrpo.ablation.tuning import Steps, choose
 from asyncgrpo.errors import ConfigError
 
 REPORT = "report.html"
+AGAIN = "again"
+"""Folder for a run that somebody does once more, by the command in its row."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,13 +73,15 @@ async def conduct(
         slots=slots,
         run_timeout=study.run_timeout,
         watcher=watcher,
-        command_of=lambda run: command(source, folder, "--key", run.key),
+        command_of=lambda run: command(source, folder.path / AGAIN, "--key", run.key),
         retry=retry,
     )
     all_runs = [*planned.tuning, *planned.runs]
     write(all_runs, tuning=planned.chosen or {})
     try:
         runs = planned.runs
+        if key is not None and (tuning := [run for run in planned.tuning if run.key.startswith(key)]):
+            return await runner.do(tuning)
         if planned.tuning:
             rows = await runner.do(planned.tuning)
             chosen = _chosen(study, planned.arms, planned.tuning, rows, folder)

@@ -151,7 +151,7 @@ def write_plan(
         "question": study.study.question,
         "kind": study.kind,
         **_expectations(folder, study, before),
-        "command": command(source, folder),
+        "command": command(source, folder.path),
         "versions": versions(),
         "study": study.as_json(),
         "arms": [{**_fields(arm)} for arm in arms],
@@ -165,9 +165,9 @@ def write_plan(
     write_text(folder.plan_file, json.dumps(plan, indent=1) + "\n")
 
 
-def command(source: Path, folder: StudyFolder, *more: str) -> str:
-    """That does the study, or with `more` a part of it, again."""
-    return shlex.join(["asyncgrpo", "ablate", str(source), "--output", str(folder.path), *more])
+def command(source: Path, folder: Path, *more: str) -> str:
+    """That does the study, or with `more` a part of it."""
+    return shlex.join(["asyncgrpo", "ablate", str(source), "--output", str(folder), *more])
 
 
 def _expectations(folder: StudyFolder, study: Study, before: Mapping[str, Any] | None) -> dict[str, Any]:

@@ -94,15 +94,14 @@ def _by_role(runs: Sequence[Run], arm: str) -> Iterator[tuple[str, list[Run]]]:
 
 def _sum(runs: Sequence[Run], folder: StudyFolder, costs: Costs, parallel: int) -> str:
     seconds, left = total(folder, runs, costs, parallel)
-    at_once = f", {parallel} at once" if parallel > 1 else ""
-    takes = (
-        "nothing to do" if not left else "unknown" if seconds is None else f"about {format_duration(seconds)}{at_once}"
-    )
+    at_once = f" with {parallel} at once" if parallel > 1 else ""
+    takes = "unknown time" if seconds is None else f"about {format_duration(seconds)}{at_once}"
     there = _there(runs, folder)
     failed = sum((row := folder.row(run)) is not None and row["status"] == "failed" for run in runs)
     kept = f" ({failed} failed, which is their result; --retry does them again)" if failed else ""
     cached = _cached(runs, folder)
-    return f"{len(runs)} runs: {there} there{kept}, {cached} in the cache, {left} to do; all that takes {takes}"
+    rest = f"{left} to do, which takes {takes}" if left else "nothing to do"
+    return f"{len(runs)} runs: {there} there{kept}, {cached} in the cache, {rest}"
 
 
 def _there(runs: Sequence[Run], folder: StudyFolder) -> int:

@@ -46,6 +46,8 @@ class Step(TypedDict):
     """Of the evaluation after this step; none between evaluations."""
 
 
+ALWAYS = ("step", "tokens", "samples", "seconds")
+"""Fields that every record has."""
 STEP_COLUMNS: Mapping[str, pa.DataType] = {
     "run": pa.string(),
     "step": pa.int64(),
@@ -93,9 +95,8 @@ class StepWriter:
 
         A number that is none (NaN, infinite) is null: JSON has no other way, and a mean over it would be none either.
         """
-        missing = [name for name in Step.__required_keys__ if name not in record]
-        if missing:
-            raise ValueError(f"a step record has no {', '.join(sorted(missing))}: {dict(record)}")
+        if missing := [name for name in ALWAYS if name not in record]:
+            raise ValueError(f"a step record has no {', '.join(missing)}: {dict(record)}")
         if record["step"] != self._last + 1:
             raise ValueError(f"step {record['step']} follows step {self._last}; a kind reports every step from 0 on")
         self._last = record["step"]

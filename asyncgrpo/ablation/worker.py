@@ -3,8 +3,9 @@
     python -m asyncgrpo.ablation.worker --parent PID --cores N ...   (`workers` starts it; it does not outlive that)
 
 Jobs come as lines of JSON on stdin: `run`, `folder`, `prepared`. What it has to say goes to its first stdout, a line
-of JSON each: `step` as a run goes on, `status`, `error` and `seconds` when it is over. All else that is printed goes to
-the log in the run's folder. SIGTERM ends the run under way, and the process.
+of JSON each: `step` and `share` as a run goes on; `status`, `error` and `seconds` when it is over, and `ends` if the
+process is as well. All else that is printed goes to the log in the run's folder. SIGTERM ends the run under way, and
+the process.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ def do_job(job: Mapping[str, Any], say: Say) -> bool:
     except Exception as failure:  # the boundary: a failure is a result
         traceback.print_exc()
         status, error = "failed", f"{type(failure).__name__}: {failure}"
-        say({"status": status, "error": error, "seconds": time.monotonic() - started})
+        say({"status": status, "error": error, "seconds": time.monotonic() - started, "ends": True})
         return False
     say({"status": status, "error": error, "seconds": time.monotonic() - started})
     return True

@@ -58,6 +58,8 @@ class Worker:
         while line := await process.stdout.readline():
             said = json.loads(line)
             if "status" in said:
+                if said.pop("ends", False):
+                    await self.stop()
                 return said, ""
             on_progress(said["step"], said["share"])
         code = await process.wait()
