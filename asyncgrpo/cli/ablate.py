@@ -81,7 +81,7 @@ def _conduct(planned: Planned, folder: StudyFolder, source: Path, arguments: arg
             progress.note(f"interrupted: {progress.status()}; what is over is kept, and the same command goes on")
             return 130
         progress.note(f"{len(done)} runs are over, {progress.failures} failed; {folder.path}")
-    return 0 if arguments.key else _finish(folder.path, arguments)
+    return 0 if arguments.key is not None else _finish(folder.path, arguments)
 
 
 def _finish(folder: Path, arguments: argparse.Namespace) -> int:
