@@ -134,8 +134,8 @@ def test_ctrl_c_keeps_what_is_over_and_the_same_command_goes_on(tmp_path: Path) 
         process.send_signal(signal.SIGINT)
         rest = process.stdout.read()
         assert process.wait(60) == 130
-    assert "interrupted: 3/8 runs" in rest
-    assert "what is over is kept, and the same command goes on" in rest
+    assert "SIGINT: ending the runs under way" in rest
+    assert "interrupted: 3/8 runs are over and kept; the same command goes on" in rest
     assert not [worker for worker in workers if worker.is_running() and worker.status() != psutil.STATUS_ZOMBIE]
     assert len(list((tmp_path / "out" / "runs").glob("*/run.json"))) == 3
     assert (tmp_path / "out" / "runs.parquet").exists()
