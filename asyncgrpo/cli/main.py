@@ -11,13 +11,28 @@ import sys
 from collections.abc import Callable, Sequence
 from importlib.metadata import version
 
-from asyncgrpo.cli import chat, config, doctor, evaluate, generate, merge, plan, replay, report, rollouts, train, view
+from asyncgrpo.cli import (
+    ablate,
+    chat,
+    config,
+    doctor,
+    evaluate,
+    generate,
+    merge,
+    plan,
+    replay,
+    report,
+    rollouts,
+    train,
+    view,
+)
 from asyncgrpo.config.secrets import masked
 from asyncgrpo.errors import INTERRUPTED, AsyncGRPOError
 from asyncgrpo.observe.visible import visible
 
 _OPTIONS = {"-h", "--help", "--version", "--quick", "--json", "--steps", "--resume", "--from-trl", *rollouts.OPTIONS}
 _OPTIONS |= {"--step", "--out", "--dtype", "--prompt", "--rows", "--n", "--port", "--host", "--open", "--samples"}
+_COMMANDS = (train, config, doctor, plan, replay, evaluate, ablate, rollouts, view, report, merge, generate, chat)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -58,7 +73,7 @@ def build_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"asyncgrpo {version('asyncgrpo')}")
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
-    for command in (train, config, doctor, plan, replay, evaluate, rollouts, view, report, merge, generate, chat):
+    for command in _COMMANDS:
         command.add(commands)
     return parser
 
@@ -71,9 +86,10 @@ def separate(argv: Sequence[str]) -> tuple[list[str], list[str]]:
     words: list[str] = []
     overrides: list[str] = []
     rest = list(argv)
+    options = _OPTIONS | ablate.OPTIONS if argv[:1] == ["ablate"] else _OPTIONS  # `--output` is a likely misspelling
     while rest:
         word = rest.pop(0)
-        if not word.startswith("--") or word.partition("=")[0] in _OPTIONS:
+        if not word.startswith("--") or word.partition("=")[0] in options:
             words.append(word)
             continue
         overrides.append(word)
