@@ -16,6 +16,8 @@ be shorter than the longer of them:
 
     limit_ratio          max(T_gen, T_train) / T_step of the asynchronous run, both under load; 1 is perfect overlap
     speedup_over_sync    T_step synchronous / T_step asynchronous; at most (T_gen + T_train) / max(T_gen, T_train) <= 2
+    speedup_limit_under_load
+                         the same limit where both slow each other down, as cores do that share memory and caches
     pause_seconds        what one publish stops the engine for
     pause_tokens         what the engine would have sampled in that time
 
@@ -196,6 +198,7 @@ def compare(bench: Runs, setting: Setting, *, loaded: bool) -> Figures:
         "limit_ratio_alone": ratio(max(alone.values()), step),
         "speedup_over_sync": ratio(mean(sync, "step_seconds"), step),
         "speedup_limit": sum(alone.values()) / max(alone.values()),
+        "speedup_limit_under_load": sum(alone.values()) / max(under_load.values()),
         "balance": ratio(alone["generation"], alone["training"]),
         "step_seconds": step,
         "step_seconds_sync": mean(sync, "step_seconds"),

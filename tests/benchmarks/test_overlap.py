@@ -61,6 +61,7 @@ def test_overlap_is_what_a_step_takes_against_the_longer_side():
     assert made.asked == [("equal", 0, None), ("equal", 1, None), ("equal", 0, "learner"), ("equal", 0, "engine")]
     assert figures["alone"] == {"generation": 3.0, "training": 2.0}
     assert figures["under_load"] == pytest.approx({"generation": 3.2, "training": 2.5})
+    assert (figures["speedup_limit"], figures["speedup_limit_under_load"]) == pytest.approx((5 / 3, 5 / 3.2))
     assert figures["limit_ratio_alone"] == 3.0 / 4.0
     assert figures["limit_ratio"] == pytest.approx(3.2 / 4.0)
     assert figures["speedup_over_sync"] == 5.0 / 4.0
