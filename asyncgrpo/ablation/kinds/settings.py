@@ -17,6 +17,8 @@ class Histogram(Section):
 class InjectedSection(Section):
     staleness: NonNegativeInt | Histogram = 0
     """Every token is trained exactly so many versions late; or as late as drawn from a recorded histogram."""
+    threads: PositiveInt = 1
+    """Of torch. Numbers are the same to the last bit with as many only; a tiny model is fastest with one."""
 
 
 class BitsSection(Section):
