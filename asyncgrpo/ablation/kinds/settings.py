@@ -28,3 +28,5 @@ class BitsSection(Section):
     """H: independent bits of a completion."""
     fraction: Fraction = 0.75
     """Share of the bits that must be right for the reward 1."""
+    seeds_together: PositiveInt = 32
+    """Seeds computed as one array, counted from multiples of this number. Each draws from a stream of its own."""
