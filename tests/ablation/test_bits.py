@@ -1,3 +1,4 @@
+import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from scipy.stats import binom
 from asyncgrpo.ablation.arms import Run
 from asyncgrpo.ablation.kinds import bits
 from asyncgrpo.ablation.kinds.bit_policy import BitPolicies, log_probabilities
+from asyncgrpo.ablation.study import Budget
 from asyncgrpo.errors import ConfigError
 
 BASE: dict[str, Any] = {
@@ -128,6 +130,21 @@ def test_a_run_reports_every_step_of_its_seed_and_the_block_is_computed_once(tmp
     curve = next((tmp_path / "together").glob("*/1.json"))
     curve.write_text(json.dumps([{"step": 0}]))
     assert records_of(tmp_path, seed=1) == [{"step": 0}]  # found, not computed
+
+
+def test_a_budget_of_seconds_is_refused(tmp_path: Path) -> None:
+    run = dataclasses.replace(bit_run(), budget=Budget(seconds=5.0))
+    with pytest.raises(ConfigError, match=r"budget\.seconds=5"):
+        bits.run(run, tmp_path, lambda record: None)
+
+
+def test_what_is_not_counted_trains_all_the_same() -> None:
+    stale = {**WEIGHTS["token"], **OFF, "bits.staleness": 1}
+    counted, not_counted = policies(stale), policies(stale)
+    for _ in range(4):
+        full, empty = counted.step(), not_counted.step(counted=False)
+        assert full.counts.total("tokens") == 4 * 16 * 8 and empty.counts.total("tokens") == 0.0
+    assert torch.equal(counted._logits_SH, not_counted._logits_SH)
 
 
 def test_blocks_of_other_settings_or_streams_are_others(tmp_path: Path) -> None:

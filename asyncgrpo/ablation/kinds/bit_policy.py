@@ -16,6 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn import Parameter
 from torch.nn.functional import logsigmoid
 
 from asyncgrpo.ablation.kinds.settings import BitsSection
@@ -47,7 +48,7 @@ class BitPolicies:
     def __init__(self, config: RunConfig, section: BitsSection, seeds: Sequence[int], stream: int) -> None:
         self._config, self._section, self._seeds, self._stream = config, section, tuple(seeds), stream
         self.version = 0
-        self._logits_SH = torch.zeros(len(seeds), section.bits, requires_grad=True)
+        self._logits_SH = Parameter(torch.zeros(len(seeds), section.bits))
         self._past = deque([self._logits_SH.detach().clone()], maxlen=section.staleness + 1)
         self._objective = build_objective(config.objective, len(seeds))
         if self._objective.needs_statistics:
@@ -70,8 +71,8 @@ class BitPolicies:
         """Bits that must be right for a reward."""
         return math.ceil(self._section.fraction * self._section.bits - 1e-9)
 
-    def step(self) -> BitStep:
-        """Sample from version max(0, v - K), update version v."""
+    def step(self, *, counted: bool = True) -> BitStep:
+        """Sample from version max(0, v - K), update version v. counted: otherwise its counts are zero."""
         behaviour_SH = self._past[0]  # K versions old, or the first while there are no more
         bits_SNH = self._drawn(behaviour_SH)
         rewards_SN = (bits_SNH.sum(dim=2) >= self.needed).double().numpy()
@@ -92,7 +93,7 @@ class BitPolicies:
             token_weights_B=self._weights_B,
             staleness_BT=self._index_BH,
         )
-        loss, counts = self._objective(tokens)
+        loss, counts = self._objective(tokens, counted=counted)
         torch.autograd.backward(loss)
         return BitStep(rewards_S=rewards_SN.mean(axis=1), gradient_norm_S=self._update(), counts=counts)
 
@@ -102,7 +103,7 @@ class BitPolicies:
         right_SH = self._logits_SH.double().sigmoid()
         chance_SC = torch.zeros(len(right_SH), self._section.bits + 1, dtype=torch.float64)
         chance_SC[:, 0] = 1.0  # of so many right bits among those looked at
-        for right_S1 in right_SH.split(1, dim=1):
+        for right_S1 in torch.split(right_SH, 1, dim=1):
             more_SC = torch.nn.functional.pad(chance_SC[:, :-1], (1, 0))
             chance_SC = chance_SC * (1.0 - right_S1) + more_SC * right_S1
         return chance_SC[:, self.needed :].sum(dim=1).numpy()
@@ -117,7 +118,7 @@ class BitPolicies:
         self._optimiser.zero_grad()
         self._past.append(self._logits_SH.detach().clone())
         self.version += 1
-        return norm_S1[:, 0].double().numpy()
+        return np.asarray(norm_S1[:, 0].double())
 
     def _drawn(self, logits_SH: Tensor) -> Tensor:
         shape = (self._samples, self._section.bits)

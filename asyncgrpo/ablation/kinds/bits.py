@@ -21,6 +21,8 @@ import torch
 from asyncgrpo.ablation.arms import Run
 from asyncgrpo.ablation.content import content_key
 from asyncgrpo.ablation.kinds.bit_policy import BitPolicies, BitStep
+from asyncgrpo.ablation.study import Budget
+from asyncgrpo.ablation.values import get
 from asyncgrpo.config import RunConfig
 from asyncgrpo.errors import ConfigError
 from asyncgrpo.learning.objectives.metrics import Counts, reduce_counts
@@ -33,7 +35,7 @@ Record = dict[str, Any]
 
 def run(run: Run, folder: Path, on_step: OnStep) -> None:
     """One run of a study; see `kinds`. Raises ConfigError for settings that a bit policy does not have."""
-    _check(run.config())
+    _check(run.config(), run.budget)
     first = run.seed - run.seed % run.own().seeds_together
     block = replace(run, key="", seed=first).with_settings({"run.seed": first})
     curves = folder.parent.parent / "together" / content_key(block)
@@ -59,7 +61,7 @@ def compute(block: Run) -> list[list[Record]]:
         done: BitStep | None = None
         while not curves[0] or not block.budget.is_spent(curves[0][-1]):
             if curves[0]:
-                done = policies.step()
+                done = policies.step(counted=_is_due(block, policies.version + 1))
             _record(curves, policies, done, block, (time.perf_counter() - begun) / len(seeds))
     finally:
         torch.set_num_threads(threads)
@@ -70,9 +72,8 @@ def _record(
     curves: list[list[Record]], policies: BitPolicies, done: BitStep | None, block: Run, seconds: float
 ) -> None:
     """One more of every seed. Metrics come with evaluations only: there are more steps than anybody looks at."""
-    samples = policies.version * block.config().samples_per_step
-    shared = {"step": policies.version, "tokens": samples * block.own().bits, "samples": samples, "seconds": seconds}
-    is_due = policies.version % block.evaluate_every == 0 or block.budget.is_spent(shared)
+    shared = {**_reached(block, policies.version), "seconds": seconds}
+    is_due = _is_due(block, policies.version)
     scores_S = policies.scores_S() if is_due else None
     for place, curve in enumerate(curves):
         record: Record = {**shared, "reward": None if done is None else float(done.rewards_S[place])}
@@ -82,6 +83,15 @@ def _record(
         curve.append(record)
 
 
+def _reached(block: Run, version: int) -> dict[str, float]:
+    samples = version * int(get(block.values, "generation.num_generations"))
+    return {"step": version, "tokens": samples * block.own().bits, "samples": samples}
+
+
+def _is_due(block: Run, version: int) -> bool:
+    return version % block.evaluate_every == 0 or block.budget.is_spent(_reached(block, version))
+
+
 def _metrics(counts: Counts, seed: int) -> dict[str, float]:
     own = Counts(counts.sums_DK[seed : seed + 1], counts.maxima_DM[seed : seed + 1])
     found = reduce_counts(own, has_reference=False)
@@ -89,7 +99,12 @@ def _metrics(counts: Counts, seed: int) -> dict[str, float]:
     return named
 
 
-def _check(config: RunConfig) -> None:
+def _check(config: RunConfig, budget: Budget) -> None:
+    if budget.axis == "seconds":
+        raise ConfigError(
+            f"budget.seconds={budget.amount:g}: a curve of the kind `bits` is computed together with others, so its "
+            "seconds say nothing; give budget.steps"
+        )
     training, objective = config.training, config.objective
     wrong = {
         "training.num_iterations": training.num_iterations > 1,
