@@ -113,7 +113,7 @@ class Sampler:
     def _cut(self, token_BT: np.ndarray, logprob_BT: np.ndarray, count: int) -> list[list[Drawn]]:
         """Each row up to its end token, `count` rows for each prompt."""
         is_end_BT = np.isin(token_BT, self._ends.numpy())
-        ended_B = is_end_BT.any(axis=1)
+        ended_B = np.asarray(is_end_BT.any(axis=1))
         length_B = np.where(ended_B, is_end_BT.argmax(axis=1) + 1, token_BT.shape[1])
         rows = [
             Drawn(token_ids=tokens[:length], logprobs=values[:length], finish_reason="stop" if ended else "length")

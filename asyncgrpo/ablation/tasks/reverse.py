@@ -138,7 +138,7 @@ def supervised(seed: int, checked: np.ndarray, options: Options) -> GPT2LMHeadMo
         logits = model(input_ids=tokens, use_cache=False).logits[:, options.digits : -1]
         loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), tokens[:, options.digits + 1 :].flatten())
         optimiser.zero_grad()
-        loss.backward()
+        torch.autograd.backward(loss)
         optimiser.step()
     raise ConfigError(
         f"prepare.options.most_updates = {options.most_updates}: after them {share:.2f} of the prompts are solved, "
