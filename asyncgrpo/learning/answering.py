@@ -32,7 +32,7 @@ def complete(
     streamer: is told of tokens as they come; then `count` is 1. Raises DataError for a prompt that is too long.
     """
     _check_room(model, len(prompt), config)
-    ends = _end_tokens(model, tokenizer, config)
+    ends = end_tokens(model, tokenizer, config)
     # The model's own settings would fill in whatever is not said here.
     model.generation_config = GenerationConfig(
         do_sample=True,
@@ -61,7 +61,7 @@ def _check_room(model: PreTrainedModel, prompt: int, config: RunConfig) -> None:
         )
 
 
-def _end_tokens(model: PreTrainedModel, tokenizer: Any, config: RunConfig) -> list[int]:
+def end_tokens(model: PreTrainedModel, tokenizer: Any, config: RunConfig) -> list[int]:
     """What ends a completion in vLLM: the model's, the tokenizer's and the run's."""
     own = model.generation_config.eos_token_id
     own = [own] if isinstance(own, int) else own or []

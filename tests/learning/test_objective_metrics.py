@@ -54,6 +54,14 @@ def test_weights_and_ratios_by_hand() -> None:
     assert {name: metrics[name] for name in expected} == pytest.approx(expected)
 
 
+def test_what_is_not_counted_has_the_same_loss() -> None:
+    tokens = make_tokens([[-1.0, -1.2]], [1.0], behaviour=[[-1.3, -1.1]])
+    objective = make_objective(staleness_values=2)
+    loss, counts = objective(tokens, counted=False)
+    assert torch.equal(loss, objective(tokens)[0]) and loss != 0
+    assert counts.sums_DK.shape == (2, len(SUMS)) and not counts.sums_DK.any() and not counts.maxima_DM.any()
+
+
 def test_equal_weights_have_a_whole_effective_sample_size() -> None:
     tokens = make_tokens([[-1.0] * 5], [1.0], behaviour=[[-1.3] * 5])
     metrics = reduce_counts(evaluate(make_objective(), tokens)[2], has_reference=False)

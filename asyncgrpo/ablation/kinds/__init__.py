@@ -60,7 +60,7 @@ KINDS: Mapping[str, Kind] = {
             "asyncgrpo.ablation.kinds.injected:run",
             staleness_key="injected.staleness",
             section=InjectedSection,
-            code=(*_LEARNING, "rewards", "ablation/kinds", "ablation/tasks"),
+            code=(*_LEARNING, "evaluation", "prompts", "rewards", "ablation/kinds", "ablation/tasks"),
         ),
         Kind(
             "bits",

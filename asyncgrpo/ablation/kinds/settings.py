@@ -17,6 +17,8 @@ class Histogram(Section):
 class InjectedSection(Section):
     staleness: NonNegativeInt | Histogram = 0
     """Every token is trained exactly so many versions late; or as late as drawn from a recorded histogram."""
+    threads: PositiveInt = 1
+    """Of torch. Numbers are the same to the last bit with as many only; a tiny model is fastest with one."""
 
 
 class BitsSection(Section):
@@ -26,3 +28,5 @@ class BitsSection(Section):
     """H: independent bits of a completion."""
     fraction: Fraction = 0.75
     """Share of the bits that must be right for the reward 1."""
+    seeds_together: PositiveInt = 32
+    """Seeds computed as one array, counted from multiples of this number. Each draws from a stream of its own."""

@@ -1,0 +1,1 @@
+"""Tasks that studies come with: a start, prompts and held-out prompts for each seed."""

@@ -46,8 +46,13 @@ class Objective:
     staleness_values: int = 1
     """Values of staleness counted apart: 0, 1, …, the last one with all above."""
 
-    def __call__(self, tokens: Tokens, statistics: Statistics | None = None) -> tuple[Tensor, Counts]:
-        """Loss of these sequences (scalar, a sum: add over micro-batches and ranks) and what was counted."""
+    def __call__(
+        self, tokens: Tokens, statistics: Statistics | None = None, *, counted: bool = True
+    ) -> tuple[Tensor, Counts]:
+        """Loss of these sequences (scalar, a sum: add over micro-batches and ranks) and what was counted.
+
+        counted: otherwise counts are zero; where there is no model to compute, to count is most of the time.
+        """
         assert statistics is not None or not self.needs_statistics, "this objective needs statistics of the whole batch"
         statistics = statistics or Statistics()
         tokens = tokens.cleaned()
@@ -59,6 +64,8 @@ class Objective:
         loss_BT = self._with_penalty(-policy_BT, tokens, drift) - self._bonus(tokens)
         token_weights_B1 = tokens.token_weights_B[:, None].to(loss_BT.dtype)
         loss_BT = torch.where(tokens.mask_BT, loss_BT, 0.0) * token_weights_B1
+        if not counted:
+            return loss_BT.sum(), Counts.zero(self.staleness_values, loss_BT.device)
         counts = count(
             tokens,
             loss_BT,
