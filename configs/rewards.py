@@ -12,6 +12,11 @@ def repeats_numbers(completions, answer, **columns):
     return [_overlap(items, [str(number) for number in wanted]) for items, wanted in zip(found, answer, strict=True)]
 
 
+def numbers_repeated(completions, answer, **columns):
+    """The same as a share: 1 exactly right, 0 nothing right. To evaluate by."""
+    return [(reward + 1) / 2 for reward in repeats_numbers(completions, answer)]
+
+
 def _overlap(found, wanted):
     same = 0
     while same < min(len(found), len(wanted)) and found[same] == wanted[same]:

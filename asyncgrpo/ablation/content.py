@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from asyncgrpo.ablation.kinds import kind_of
-from asyncgrpo.ablation.values import own_name, settled
+from asyncgrpo.ablation.values import changed, own_name, settled
 
 if TYPE_CHECKING:
     from asyncgrpo.ablation.arms import Run
@@ -31,8 +31,8 @@ _PACKAGE = Path(__file__).resolve().parents[1]
 
 def content_key(run: Run) -> str:
     """Hexadecimal. Raises ConfigError for a configuration that is none."""
-    settings = settled(run.values, run.kind)
-    settings = {name: value for name, value in settings.items() if not name.startswith(WITHOUT_EFFECT)}
+    same = changed(run.values, {"run.seed": 0})  # of all seeds of an arm
+    settings = {**_settled(json.dumps(same), run.kind), "run.seed": run.seed}
     with_files = (*WITH_FILES, f"{own_name(run.kind)}.")
     content = {
         "settings": settings,
@@ -49,6 +49,12 @@ def content_key(run: Run) -> str:
         },
     }
     return _digest(content)
+
+
+@functools.lru_cache(maxsize=256)
+def _settled(values: str, kind: str) -> dict[str, Any]:
+    settings = settled(json.loads(values), kind)
+    return {name: value for name, value in settings.items() if not name.startswith(WITHOUT_EFFECT)}
 
 
 def preparation_content(path: str, options: Mapping[str, Any]) -> dict[str, Any]:

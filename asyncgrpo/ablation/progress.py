@@ -84,9 +84,12 @@ class StudyProgress:
 
     def status(self) -> str:
         """One line on how it stands."""
-        failed = f", {self.failures} failed" if self.failures else ""
         now = "; ".join(f"{described(run)}, step {step}" for run, step, _ in self._shares.values())
-        return f"{self._over}/{self._runs} runs{failed}{self._left()}{'; now ' if now else ''}{now}"
+        return f"{self.counted()}{self._left()}{'; now ' if now else ''}{now}"
+
+    def counted(self) -> str:
+        failed = f", {self.failures} failed" if self.failures else ""
+        return f"{self._over}/{self._runs} runs{failed}"
 
     def seconds_left(self) -> float | None:
         """At the pace so far; None before there is one."""

@@ -75,13 +75,14 @@ def _conduct(planned: Planned, folder: StudyFolder, source: Path, arguments: arg
     with folder.locked(), StudyProgress() as progress:
         progress.note(f"{planned.study.study.name}: {planned.study.study.question}")
         done = run_until_signal(
-            conduct(planned, folder, places, progress, source=source, retry=arguments.retry, key=arguments.key)
+            conduct(planned, folder, places, progress, source=source, retry=arguments.retry, key=arguments.key),
+            on_signal=lambda name: progress.note(f"{name}: ending the runs under way"),
         )
         if done is None:
-            progress.note(f"interrupted: {progress.status()}; what is over is kept, and the same command goes on")
+            progress.note(f"interrupted: {progress.counted()} are over and kept; the same command goes on")
             return 130
         progress.note(f"{len(done)} runs are over, {progress.failures} failed; {folder.path}")
-    return 0 if arguments.key else _finish(folder.path, arguments)
+    return 0 if arguments.key is not None else _finish(folder.path, arguments)
 
 
 def _finish(folder: Path, arguments: argparse.Namespace) -> int:

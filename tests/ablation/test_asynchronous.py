@@ -9,6 +9,9 @@ import pytest
 from run_cases import engine_beside, rows
 from toy_runs import conducted
 
+from asyncgrpo.ablation.arms import arms_of, runs_of
+from asyncgrpo.ablation.cost import Costs
+from asyncgrpo.ablation.folder import StudyFolder
 from asyncgrpo.ablation.kinds.asynchronous import as_yaml, joined
 from asyncgrpo.ablation.reading import study_from_json
 from asyncgrpo.ablation.records import read_table
@@ -76,6 +79,20 @@ def test_a_study_of_two_arms_and_two_seeds(study: Study, tmp_path: Path) -> None
         assert not (run / "checkpoints").exists()
     held_out = {step["score"] for step in steps if step["step"] == 0}
     assert len(held_out) > 1  # seeds sample otherwise
+
+    # What another arm would take is planned from the runs that there are, and what it took them to start.
+    values = study.as_json()
+    values["factors"]["staleness"] = {"1": {"buffer.max_staleness": 1}}
+    new = study_from_json(values)
+    runs = [*runs_of(study, arms_of(study)), *runs_of(new, arms_of(new))]
+    cost = Costs(StudyFolder(tmp_path / "out"), runs).of(runs[-1])
+    assert cost.source.startswith(f"planned from {tmp_path / 'out' / 'runs'}")
+    assert cost.seconds is not None
+    assert cost.seconds > rows[-1]["seconds"] - last_of(steps, rows[-1])["seconds"]
+
+
+def last_of(steps: list[dict[str, Any]], row: dict[str, Any]) -> dict[str, Any]:
+    return [step for step in steps if step["run"] == row["run"]][-1]
 
 
 @pytest.mark.slow

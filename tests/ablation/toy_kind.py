@@ -52,3 +52,12 @@ def prepare(folder, seed, options):
         calls.write(f"{seed}\n")
     (folder / "start.txt").write_text(f"{options['digits']} {seed}")
     return {"options.start": folder / "start.txt"}
+
+
+def stops_early(run, folder, on_step):
+    for step in range(2):
+        on_step({"step": step, "tokens": 10.0 * step, "samples": 4.0 * step, "seconds": 0.5 * step, "score": 1.0})
+
+
+def prepares_nothing(folder, seed, options):
+    return 7

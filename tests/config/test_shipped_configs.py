@@ -38,6 +38,8 @@ def test_repeats_numbers_rewards_neither_silence_nor_length() -> None:
     score = reward("repeats_numbers")
     completions = ["3, 8, 1, 5.", "3 8", "", "no", "3, 8, 1, 5, 3, 8, 1, 5", "8, 3, 1, 5", "3, 8, 1, 5 is what I read"]
     assert score(completions=completions, answer=[[3, 8, 1, 5]] * 7) == [1.0, 0.0, -1.0, -1.0, 0.0, -1.0, 0.0]
+    share = reward("numbers_repeated")
+    assert share(completions=completions, answer=[[3, 8, 1, 5]] * 7) == [1.0, 0.5, 0.0, 0.0, 0.5, 0.0, 0.5]
     assert score(completions=[[{"role": "assistant", "content": "3,8,1,5"}]], answer=[[3, 8, 1, 5]]) == [1.0]
 
 
