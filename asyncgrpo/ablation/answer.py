@@ -61,7 +61,7 @@ def _stability(results: Mapping[str, Any]) -> str:
     worst = [arm for arm in sorted(arms, key=lambda arm: -arm["collapsed"] / max(1, arm["n"])) if arm["collapsed"]][:2]
     said = f"{collapsed} of {runs} runs collapsed" if collapsed else f"None of the {runs} runs collapsed"
     if worst:
-        most = _listed([f"{arm['arm']} ({arm['collapsed']} of {arm['n']})" for arm in worst])
+        most = _listed([f"{arm['label']} ({arm['collapsed']} of {arm['n']})" for arm in worst])
         said += f", most often {most}"
     found = results["interaction"]
     if not found["applies"]:

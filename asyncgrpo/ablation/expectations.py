@@ -19,6 +19,8 @@ from asyncgrpo.ablation.study import Expectation
 __all__ = ["LEVEL", "Part", "Verdict", "judge", "said_selector"]
 
 LEVEL = 0.05
+SCORES = ("auc", "final", "best", "start")
+"""What the margin of equivalence is a size of; a difference of seconds is not called small by it."""
 MET, NOT_MET, UNDECIDED = "met", "not met", "undecided"
 
 
@@ -128,7 +130,7 @@ def _verdict(
             of,
             reasons,
         )
-    outcome = _outcome(expectation.expect, parts, margin)
+    outcome = _outcome(expectation.expect, parts, margin, is_score=expectation.measure in SCORES)
     return Verdict(
         expectation.name,
         expectation.measure,
@@ -157,7 +159,7 @@ def _counted(cells: Sequence[Cell], expectation: Expectation) -> tuple[str, int,
     return MET if met else NOT_MET if lost else UNDECIDED, count, of, reasons
 
 
-def _outcome(expect: str, parts: Sequence[Part], margin: float) -> str:
+def _outcome(expect: str, parts: Sequence[Part], margin: float, *, is_score: bool) -> str:
     if expect in ("inverted", "same order"):
         signs = [_sign(part) for part in parts]
         inverted = 1 in signs and -1 in signs
@@ -174,7 +176,7 @@ def _outcome(expect: str, parts: Sequence[Part], margin: float) -> str:
     sign = 1 if expect in ("greater", "at least") else -1
     if _sign(part) == sign:
         return MET
-    too_small = expect in ("greater", "less") and _under(found.p_equivalent)
+    too_small = is_score and expect in ("greater", "less") and _under(found.p_equivalent)
     return NOT_MET if _sign(part) == -sign or too_small else UNDECIDED
 
 

@@ -30,6 +30,14 @@ class Layout:
     def series_of(self, factors: Mapping[str, str]) -> str:
         return ", ".join(factors[name] for name in self.series if name in factors) or "all"
 
+    def label_of(self, factors: Mapping[str, str]) -> str:
+        """An arm in words: its series, and where it stands."""
+        places = [
+            f"{name} {factors[name]}" for name in (self.learning_rate, self.staleness) if name and name in factors
+        ]
+        series = self.series_of(factors) if self.series else ""
+        return " at ".join(part for part in (series, ", ".join(places)) if part)
+
     def order(self, cells: Sequence[Cell]) -> list[str]:
         """Names of the series, as they come."""
         return list(dict.fromkeys(self.series_of(cell.factors) for cell in cells))

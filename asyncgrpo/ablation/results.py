@@ -173,6 +173,7 @@ def _arm(cell: Cell, own: Sequence[Cell], layout: Layout) -> dict[str, Any]:
     estimates |= {f"auc/{axis}": _over_seeds(cell, value_of("auc", axis)) for axis in AXES}
     return {
         "arm": cell.arm,
+        "label": layout.label_of(cell.factors) + _more(cell, own),
         "role": cell.role,
         "factors": dict(cell.factors),
         "series": layout.series_of(cell.factors),
@@ -183,6 +184,11 @@ def _arm(cell: Cell, own: Sequence[Cell], layout: Layout) -> dict[str, Any]:
         "first_collapse": collapses[0] if collapses else None,
         "measures": estimates,
     }
+
+
+def _more(cell: Cell, own: Sequence[Cell]) -> str:
+    """What tells an arm from that of the grid with the same levels."""
+    return "" if cell in own else " (A/A)" if cell.role == "aa" else " (positive control)"
 
 
 def _over_seeds(cell: Cell, of: Any) -> dict[str, Any]:

@@ -1,4 +1,5 @@
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -118,8 +119,6 @@ def test_collapses_are_counted(expect: str, value: float, outcome: str):
 
 
 def test_while_failed_runs_could_change_a_count_it_is_undecided():
-    from dataclasses import replace
-
     def fail(run: RecordedRun) -> RecordedRun:
         return replace(run, status="failed") if run.seed == 7 else run
 
@@ -130,8 +129,6 @@ def test_while_failed_runs_could_change_a_count_it_is_undecided():
 
 
 def test_a_failed_run_takes_its_seed_out_of_the_pairs():
-    from dataclasses import replace
-
     def fail(run: RecordedRun) -> RecordedRun:
         return replace(run, status="failed") if run.seed == 3 and run.factors["staleness"] == "0" else run
 
@@ -159,6 +156,15 @@ def test_all_tests_of_a_study_are_one_family():
 def test_one_seed_decides_nothing():
     (verdict,) = _verdicts(_pair("less", AT_LOW, FRESH), seeds=1)
     assert verdict.outcome == "undecided" and verdict.reasons == ("one seed: no interval",)
+
+
+def test_the_margin_is_a_size_of_scores_alone():
+    def slower(run: RecordedRun) -> RecordedRun:
+        seconds = 1.0 + (0.001 * (-1) ** run.seed if run.factors["staleness"] == "16" else 0.0)
+        return replace(run, columns={**run.columns, "step_seconds": np.full(len(run.column("step")), seconds)})
+
+    decoupled = {"method": "decoupled", "staleness": "16"}
+    assert _outcome(_pair("less", decoupled, FRESH, measure="step_seconds"), spoil=slower) == "undecided"
 
 
 def test_a_measure_that_no_run_has_is_undecided():

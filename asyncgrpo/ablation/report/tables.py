@@ -52,11 +52,23 @@ def controls(results: Results) -> str:
     twin, control, scores = (results["controls"][name] for name in ("aa", "positive", "saturation"))
     cards = []
     if twin is not None:
-        cards.append(_card("A/A: noise", estimate("controls.aa.auc", twin["auc"]), f"{twin['arm']}, run twice: area"))
+        cards.append(
+            _card(
+                "A/A: noise",
+                estimate("controls.aa.auc", twin["auc"]),
+                f"{_label(results, twin['arm'])}, run twice: area",
+            )
+        )
     if control is not None:
         collapsed = num("controls.positive.collapsed", control["collapsed"], "d")
         of = num("controls.positive.of", control["of"], "d")
-        cards.append(_card("Positive control", f"{collapsed} of {of} collapsed", f"{control['arm']}: has to collapse"))
+        cards.append(
+            _card(
+                "Positive control",
+                f"{collapsed} of {of} collapsed",
+                f"{_label(results, control['arm'])}: has to collapse",
+            )
+        )
     start = num("controls.saturation.start", scores["start"], ".2f")
     cards.append(_card("Before training", start, f"mean score; saturated from {scores['start_bound']:g} on"))
     lowest = num("controls.saturation.lowest_final", scores["lowest_final"], ".2f")
@@ -87,7 +99,7 @@ def differences(results: Results) -> str:
         "differences",
         "Area under the curve less the baseline's, every arm",
         ["arm", "baseline", "difference", "p", "p, equivalent", "finding"],
-        lambda row: [text(row["arm"]), text(row["against"])],
+        lambda row: [text(_label(results, row["arm"])), text(_label(results, row["against"]))],
     )
 
 
@@ -133,7 +145,7 @@ def arms(results: Results) -> str:
         collapsed = f"{num(f'{where}.collapsed', arm['collapsed'], 'd')} of {num(f'{where}.n', arm['n'], 'd')}{failed}"
         first = num(f"{where}.first_collapse", arm["first_collapse"], "d") if arm["collapsed"] else ""
         role = "" if arm["role"] == "arm" else f"<small>{text(arm['role'])}</small>"
-        rows.append([f"{text(arm['arm'])}{role}", *measures, collapsed, first])
+        rows.append([f"{text(arm['label'])}{role}", *measures, collapsed, first])
     head = ["arm", "final score", "area / tokens", "area / samples", "area / seconds", "collapsed", "first at step"]
     return table("Every arm: mean over seeds and 95 % interval", head, rows)
 
@@ -193,6 +205,10 @@ def _part(where: str, part: Mapping[str, Any]) -> str:
     )
 
 
+def _label(results: Results, name: str) -> str:
+    return next((str(arm["label"]) for arm in results["arms"] if arm["arm"] == name), name)
+
+
 def _card(name: str, value: str, said: str) -> str:
     return f'<div><dt>{text(name)}</dt><dd>{value}</dd><dd class="what">{text(said)}</dd></div>'
 
@@ -202,7 +218,7 @@ def _compared(results: Results, name: str, caption: str, head: Sequence[str], na
     twin = results["controls"]["aa"]
     if twin is not None:
         noise = estimate("controls.aa.auc", twin["auc"])
-        first = ["<em>A/A: the same arm twice</em>", text(twin["arm"])]
+        first = ["<em>A/A: the same arm twice</em>", text(_label(results, twin["arm"]))]
         ps = [p_value(f"controls.aa.auc.{p}", twin["auc"][p]) for p in ("p", "p_equivalent")]
         rows.append([*first, noise, *ps, pill("bad", "differs") if twin["differs"] else pill("plain", "noise")])
     for place, row in enumerate(results[name]):
