@@ -1,0 +1,103 @@
+import numpy as np
+import pytest
+from study_cases import run_of
+
+from asyncgrpo.ablation.measures import AXES, area_under, collapse_place, curve_of, horizon_of, measure
+from asyncgrpo.ablation.study import Collapse
+
+RULE = Collapse.model_validate({"below": 0.5, "of": "best", "for": 3})
+NO_HORIZON = dict.fromkeys(AXES)
+
+
+def _area(x: list[float], y: list[float], horizon: float) -> float | None:
+    return area_under(np.array(x), np.array(y), horizon)
+
+
+def test_an_area_is_the_mean_score_up_to_the_horizon():
+    # By hand: trapezoids 10 x 0.5 + 10 x 1.0 over a length of 20.
+    assert _area([0, 10, 20], [0.0, 1.0, 1.0], 20) == pytest.approx(0.75)
+
+
+def test_an_area_stops_between_two_evaluations():
+    # At 15 the score is 0.75; (10 x 0.25 + 5 x 0.625) / 15.
+    assert _area([0, 10, 20], [0.0, 0.5, 1.0], 15) == pytest.approx(5.625 / 15)
+
+
+def test_a_curve_that_ends_early_keeps_its_last_score():
+    assert _area([0, 10], [0.0, 0.2], 20) == pytest.approx((10 * 0.1 + 10 * 0.2) / 20)
+
+
+def test_without_an_evaluation_before_the_horizon_there_is_no_area():
+    assert _area([], [], 20) is None
+    assert _area([20], [0.5], 20) is None
+
+
+@pytest.mark.parametrize(
+    ("scores", "place"),
+    [
+        ([0.2, 0.8, 0.3, 0.3, 0.3], 2),  # under 0.4, three to the end
+        ([0.2, 0.8, 0.3, 0.3], None),  # two are too few
+        ([0.2, 0.8, 0.1, 0.1, 0.1, 0.7], None),  # it recovered
+        ([0.2, 0.8, 0.1, 0.7, 0.1, 0.1, 0.1], 4),  # counted from the last time it was above
+        ([0.2, 0.8, 0.4, 0.4, 0.4], None),  # exactly half is not under
+        ([0.3, 0.1, 0.1, 0.1], 1),  # never learnt, and lost what it had
+        ([0.0, 0.0, 0.0, 0.0], None),  # nothing to lose
+        ([], None),
+    ],
+)
+def test_a_collapse_is_the_last_stretch_under_half_of_the_best(scores: list[float], place: int | None):
+    assert collapse_place(scores, RULE) == place
+
+
+def test_a_run_is_measured_on_every_axis():
+    run = run_of([0.2, 0.4, 0.8], every=5, tokens_per_step=50.0)
+    horizons = {axis: horizon_of([run], axis) for axis in AXES}
+    assert horizons == {"tokens": 500.0, "samples": 100.0, "seconds": 20.0, "steps": 10.0}
+    found = measure(run, horizons, RULE)
+    assert (found.start, found.best, found.final, found.last_step) == (0.2, 0.8, 0.8, 10)
+    assert found.auc == pytest.approx(dict.fromkeys(AXES, (0.3 + 0.6) / 2))
+    assert found.collapse_step is None
+
+
+def test_the_horizon_is_where_the_shortest_finished_run_ended():
+    runs = [
+        run_of([0.1] * 5, tokens_per_step=100.0),
+        run_of([0.1] * 5, tokens_per_step=80.0, seed=1),
+        run_of([0.1] * 2, tokens_per_step=1.0, seed=2, status="failed"),
+    ]
+    assert horizon_of(runs, "tokens") == 16 * 80
+    assert horizon_of(runs[2:], "tokens") is None
+
+
+def test_a_longer_run_has_no_higher_area_for_that():
+    short, long = run_of([0.0, 0.5]), run_of([0.0, 0.5, 1.0, 1.0], seed=1)
+    horizons = {axis: horizon_of([short, long], axis) for axis in AXES}
+    assert measure(long, horizons, RULE).auc["tokens"] == measure(short, horizons, RULE).auc["tokens"] == 0.25
+
+
+def test_a_failed_run_has_no_final_score_and_no_area():
+    found = measure(run_of([0.2, 0.4], status="failed"), dict.fromkeys(AXES, 4.0), RULE)
+    assert found.final is None and set(found.auc.values()) == {None}
+    assert (found.start, found.best) == (0.2, 0.4)
+
+
+def test_a_run_stopped_for_its_collapse_keeps_its_last_score_to_the_horizon():
+    run = run_of([0.8, 0.0, 0.0, 0.0], every=1, status="collapsed_stopped")
+    found = measure(run, {**NO_HORIZON, "steps": 6.0}, RULE)
+    assert found.collapse_step == 1
+    assert found.auc["steps"] == pytest.approx(0.4 / 6)
+
+
+def test_a_run_stopped_before_the_rule_saw_it_has_collapsed_all_the_same():
+    found = measure(run_of([0.8, 0.8, 0.5, 0.5], every=1, status="collapsed_stopped"), NO_HORIZON, RULE)
+    assert found.collapse_step == 1
+
+
+def test_evaluations_that_are_missing_are_skipped():
+    places, scores = curve_of(run_of([0.2, None, 0.6]), "steps")
+    assert places.tolist() == [0.0, 8.0] and scores.tolist() == [0.2, 0.6]
+
+
+def test_a_run_without_any_evaluation_is_measured_as_nothing():
+    found = measure(run_of([None, None]), dict.fromkeys(AXES, 4.0), RULE)
+    assert (found.start, found.best, found.final, found.collapse_step, found.last_step) == (None, None, None, None, 4)
