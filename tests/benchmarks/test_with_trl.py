@@ -1,9 +1,12 @@
-"""Both sides for real, on a tiny model: they compute the same. Collected only where TRL is installed."""
+"""Both sides for real, on a tiny model: they compute the same, begin alike. Collected only where TRL is installed."""
 
 import json
+from dataclasses import asdict
 
 import pytest
 from learner_vs_trl import main
+from parity_task import Settings, make_start
+from parity_with_trl import SIDES, invalid
 from shared import ROOT, run_child
 
 from asyncgrpo.testing.tiny import write_rows
@@ -43,3 +46,12 @@ def test_trl_takes_steps_on_the_quickstarts_work(tiny_model, tmp_path):
         assert 32 <= step["tokens_trained"] <= 32 * 4
         parts = [step[f"{name}_seconds"] for name in ("generation", "scoring", "forward_backward", "optimiser")]
         assert min(parts) > 0 and sum(parts) == pytest.approx(step["step_seconds"])
+
+
+def test_trl_learns_from_the_same_start(tmp_path):
+    sizes = {"digits": 2, "steps": 2, "eval_steps": 1, "held_out": 16, "groups": 2, "generations": 4, "warmup": 1}
+    settings = Settings(seed=0, start_score=0.1, folder=str(tmp_path), **sizes)
+    make_start(settings)
+    sides = {side: run_child(f"parity_{side}.py", json.dumps(asdict(settings)), threads=1) for side in SIDES}
+    assert invalid([sides]) == []
+    assert [step for step, _ in sides["trl"]["curve"]] == [0, 1, 2] and len(sides["trl"]["rewards"]) == 2
