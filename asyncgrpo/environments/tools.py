@@ -46,11 +46,6 @@ def make_tool(call: Callable[..., Any], run: Caller, name: str | None = None) ->
     shown = name or str(getattr(call, "__name__", type(call).__name__))
     if not callable(call):
         raise ConfigError(f"tool: expected a function, found {brief(call)}")
-    if (without := nameless(call)) is not None:
-        raise ConfigError(
-            f"tool {shown!r} takes {without!r} by its place, and the model names its arguments; give it a name to be "
-            "called by"
-        )
     try:
         schema = get_json_schema(call)
     except Exception as error:  # transformers has errors of its own for this, and the function's hints may be anything
@@ -58,6 +53,11 @@ def make_tool(call: Callable[..., Any], run: Caller, name: str | None = None) ->
             f"tool {shown!r}: its description for the model cannot be made: {' '.join(said(error).split())}; give "
             "every argument a type hint and a line under `Args:` in the docstring"
         ) from error
+    if (without := nameless(call)) is not None:
+        raise ConfigError(
+            f"tool {shown!r} takes {without!r} by its place, and the model names its arguments; give it a name to be "
+            "called by"
+        )
     schema["function"]["name"] = shown
     return Tool(shown, call, run, schema)
 
