@@ -1,5 +1,8 @@
 """Staleness ablations: a study is arms x seeds of runs, what was expected of them beforehand, and what came out.
 
-`study` reads STUDY.yaml, `arms` makes its runs, `runner` has them done in `worker` processes, `records` keeps what they
-report, `kinds` are the ways to be stale; `results`, `report` and `check` are made from the records alone.
+    STUDY.yaml --> design --> running --> tables --> findings --> report
+                              kinds, tasks
+
+`design` makes arms and runs of what a study says, `running` has them done, each as one of the `kinds` of staleness and
+perhaps of the shipped `tasks`, `tables` keeps what they report, and `findings` and `report` are made from that alone.
 """

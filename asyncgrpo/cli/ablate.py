@@ -12,8 +12,8 @@ from asyncgrpo.cli.arguments import positive
 from asyncgrpo.errors import ConfigError
 
 if TYPE_CHECKING:
-    from asyncgrpo.ablation.conduct import Planned
-    from asyncgrpo.ablation.folder import StudyFolder
+    from asyncgrpo.ablation.running.conduct import Planned
+    from asyncgrpo.ablation.tables.folder import StudyFolder
 
 OPTIONS = {"--output", "--dry-run", "--parallel", "--cache", "--retry", "--key", "--only"}
 """With the others' in `main`."""
@@ -45,9 +45,9 @@ def add(commands: Any) -> None:
 
 def run(arguments: argparse.Namespace, overrides: Sequence[str]) -> int:
     """Returns 1 if a reported figure is not what the records say. Raises AsyncGRPOError."""
-    from asyncgrpo.ablation.conduct import plan
-    from asyncgrpo.ablation.folder import PLAN, StudyFolder
-    from asyncgrpo.ablation.reading import read_study
+    from asyncgrpo.ablation.design.reading import read_study
+    from asyncgrpo.ablation.running.conduct import plan
+    from asyncgrpo.ablation.tables.folder import PLAN, StudyFolder
 
     if overrides:
         raise ConfigError(f"{overrides[0]}: a study's settings stand in its file, so that it can be done again")
@@ -65,10 +65,10 @@ def run(arguments: argparse.Namespace, overrides: Sequence[str]) -> int:
 
 
 def _conduct(planned: Planned, folder: StudyFolder, source: Path, arguments: argparse.Namespace) -> int:
-    from asyncgrpo.ablation.conduct import conduct
-    from asyncgrpo.ablation.interruption import run_until_signal
     from asyncgrpo.ablation.machine import slots
-    from asyncgrpo.ablation.progress import StudyProgress
+    from asyncgrpo.ablation.running.conduct import conduct
+    from asyncgrpo.ablation.running.interruption import run_until_signal
+    from asyncgrpo.ablation.running.progress import StudyProgress
     from asyncgrpo.config.resolve import Machine
 
     places = slots(arguments.parallel, Machine.here())
@@ -87,7 +87,7 @@ def _conduct(planned: Planned, folder: StudyFolder, source: Path, arguments: arg
 
 def _finish(folder: Path, arguments: argparse.Namespace) -> int:
     """Report and check, or one of them."""
-    from asyncgrpo.ablation.conduct import finish
+    from asyncgrpo.ablation.running.conduct import finish
 
     report, differing = finish(folder, report=arguments.only != "check")
     for line in differing:
@@ -101,7 +101,7 @@ def _finish(folder: Path, arguments: argparse.Namespace) -> int:
 
 
 def _dry_run(planned: Planned, folder: StudyFolder, arguments: argparse.Namespace) -> int:
-    from asyncgrpo.ablation.overview import as_json, lines
+    from asyncgrpo.ablation.running.overview import as_json, lines
 
     for line in lines(planned, folder, arguments.parallel):
         print(line)

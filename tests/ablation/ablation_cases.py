@@ -7,8 +7,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from asyncgrpo.ablation.reading import study_from_json
-from asyncgrpo.ablation.study import Study
+from asyncgrpo.ablation.design.reading import study_from_json
+from asyncgrpo.ablation.design.study import Study
 
 TOY = Path(__file__).with_name("toy_kind.py")
 

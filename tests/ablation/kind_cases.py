@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from asyncgrpo.ablation.arms import Run, arms_of, runs_of
+from asyncgrpo.ablation.design.arms import Run, arms_of, runs_of
+from asyncgrpo.ablation.design.reading import study_from_json
 from asyncgrpo.ablation.kinds.injected import Injected
-from asyncgrpo.ablation.reading import study_from_json
 from asyncgrpo.ablation.tasks.reverse import Options, distinct_prompts, make_tokenizer, untrained, write_rows
 
 DIGITS = 3

@@ -12,12 +12,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from asyncgrpo.ablation.beforehand import Beforehand, beforehand_of, digest_of
-from asyncgrpo.ablation.folder import PLAN
-from asyncgrpo.ablation.reading import study_from_json
-from asyncgrpo.ablation.recorded import RecordedRun
-from asyncgrpo.ablation.records import FACTOR, RUNS, STEPS
-from asyncgrpo.ablation.study import Study
+from asyncgrpo.ablation.design.reading import study_from_json
+from asyncgrpo.ablation.design.study import Study
+from asyncgrpo.ablation.findings.beforehand import Beforehand, beforehand_of, digest_of
+from asyncgrpo.ablation.tables.folder import PLAN
+from asyncgrpo.ablation.tables.recorded import RecordedRun
+from asyncgrpo.ablation.tables.records import FACTOR, RUNS, STEPS
 
 
 def study_of(**changes: Any) -> Study:

@@ -4,11 +4,11 @@ import re
 from pathlib import Path
 from typing import get_args
 
-from asyncgrpo.ablation.arms import arms_of
+from asyncgrpo.ablation.design.arms import arms_of
+from asyncgrpo.ablation.design.reading import study_from_json
+from asyncgrpo.ablation.design.study import Expected
+from asyncgrpo.ablation.design.study_checks import check_study
 from asyncgrpo.ablation.kinds import KINDS
-from asyncgrpo.ablation.reading import study_from_json
-from asyncgrpo.ablation.study import Expected
-from asyncgrpo.ablation.study_checks import check_study
 from asyncgrpo.config import yaml_text
 
 TEXT = (Path(__file__).parents[2] / "docs" / "ablations.md").read_text(encoding="utf-8")

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 from ablation_cases import TOY, toy_study
 
-from asyncgrpo.ablation.arms import Run, arms_of, runs_of, tuning_runs
+from asyncgrpo.ablation.design.arms import Run, arms_of, runs_of, tuning_runs
+from asyncgrpo.ablation.design.study import Study
 from asyncgrpo.ablation.kinds.settings import Histogram, InjectedSection
-from asyncgrpo.ablation.study import Study
 from asyncgrpo.errors import ConfigError
 
 INJECTED = {"name": "x", "question": "?", "kind": "injected"}

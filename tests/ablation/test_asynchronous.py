@@ -9,13 +9,13 @@ import pytest
 from run_cases import engine_beside, rows
 from toy_runs import conducted
 
-from asyncgrpo.ablation.arms import arms_of, runs_of
-from asyncgrpo.ablation.cost import Costs
-from asyncgrpo.ablation.folder import StudyFolder
+from asyncgrpo.ablation.design.arms import arms_of, runs_of
+from asyncgrpo.ablation.design.reading import study_from_json
+from asyncgrpo.ablation.design.study import Study
 from asyncgrpo.ablation.kinds.asynchronous import as_yaml, joined
-from asyncgrpo.ablation.reading import study_from_json
-from asyncgrpo.ablation.records import read_table
-from asyncgrpo.ablation.study import Study
+from asyncgrpo.ablation.running.cost import Costs
+from asyncgrpo.ablation.tables.folder import StudyFolder
+from asyncgrpo.ablation.tables.records import read_table
 from asyncgrpo.config import yaml_text
 
 REWARD = """

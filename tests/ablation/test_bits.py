@@ -9,10 +9,10 @@ import torch
 from kind_cases import make_run
 from scipy.stats import binom
 
-from asyncgrpo.ablation.arms import Run
+from asyncgrpo.ablation.design.arms import Run
+from asyncgrpo.ablation.design.study import Budget
 from asyncgrpo.ablation.kinds import bits
 from asyncgrpo.ablation.kinds.bit_policy import BitPolicies, log_probabilities
-from asyncgrpo.ablation.study import Budget
 from asyncgrpo.errors import ConfigError
 
 BASE: dict[str, Any] = {

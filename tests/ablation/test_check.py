@@ -11,8 +11,8 @@ import pyarrow.parquet as pq
 import pytest
 from study_cases import runs_of, scores_to, study_of, write_study
 
-from asyncgrpo.ablation.check import check_study, differences, report_differences
-from asyncgrpo.ablation.results import report_study
+from asyncgrpo.ablation.findings.check import check_study, differences, report_differences
+from asyncgrpo.ablation.findings.results import report_study
 from asyncgrpo.errors import RunFolderError
 
 

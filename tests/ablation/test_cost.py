@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 from ablation_cases import toy_study
 
-from asyncgrpo.ablation.arms import Run, arms_of, runs_of
-from asyncgrpo.ablation.cost import Costs, total
-from asyncgrpo.ablation.folder import StudyFolder
-from asyncgrpo.ablation.records import write_run
+from asyncgrpo.ablation.design.arms import Run, arms_of, runs_of
+from asyncgrpo.ablation.running.cost import Costs, total
+from asyncgrpo.ablation.tables.folder import StudyFolder
+from asyncgrpo.ablation.tables.records import write_run
 
 
 def folder_with(path: Path, *rows: tuple[Run, dict[str, Any]]) -> StudyFolder:

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 from study_cases import runs_of, scores_to, study_of
 
-from asyncgrpo.ablation.cells import cells_of, grid
-from asyncgrpo.ablation.expectations import Verdict, judge
-from asyncgrpo.ablation.measures import AXES, horizon_of, measure
-from asyncgrpo.ablation.recorded import RecordedRun
+from asyncgrpo.ablation.findings.cells import cells_of, grid
+from asyncgrpo.ablation.findings.expectations import Verdict, judge
+from asyncgrpo.ablation.findings.measures import AXES, horizon_of, measure
+from asyncgrpo.ablation.tables.recorded import RecordedRun
 
 STALE_CLIP = {"method": "clip", "staleness": "16"}
 COLLAPSED = [0.25, 0.8, 0.8, 0.8, 0.8, 0.8, 0.1, 0.1, 0.1, 0.1, 0.1]

@@ -2,8 +2,8 @@ import numpy as np
 import pytest
 from study_cases import run_of
 
-from asyncgrpo.ablation.measures import AXES, area_under, collapse_place, curve_of, horizon_of, measure
-from asyncgrpo.ablation.study import Collapse
+from asyncgrpo.ablation.design.study import Collapse
+from asyncgrpo.ablation.findings.measures import AXES, area_under, collapse_place, curve_of, horizon_of, measure
 
 RULE = Collapse.model_validate({"below": 0.5, "of": "best", "for": 3})
 NO_HORIZON = dict.fromkeys(AXES)

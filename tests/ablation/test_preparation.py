@@ -5,8 +5,8 @@ from pathlib import Path
 
 from ablation_cases import TOY
 
-from asyncgrpo.ablation.preparation import prepared
-from asyncgrpo.ablation.study import Prepare
+from asyncgrpo.ablation.design.study import Prepare
+from asyncgrpo.ablation.running.preparation import prepared
 
 
 def test_whoever_comes_second_waits_for_the_first(tmp_path: Path) -> None:

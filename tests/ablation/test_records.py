@@ -7,7 +7,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from asyncgrpo.ablation.records import StepWriter, gather, read_run, read_steps, read_table, write_run
+from asyncgrpo.ablation.tables.records import StepWriter, gather, read_run, read_steps, read_table, write_run
 from asyncgrpo.errors import RunFolderError
 
 

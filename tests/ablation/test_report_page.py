@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 from study_cases import beforehand, runs_of, scores_to, study_of
 
+from asyncgrpo.ablation.findings.results import compute
 from asyncgrpo.ablation.report.page import page
-from asyncgrpo.ablation.results import compute
 
 VOID = {"meta", "link", "br", "input", "img", "hr"}
 COLLAPSED = [0.25, 0.8, 0.8, 0.8, 0.8, 0.8, 0.1, 0.1, 0.1, 0.1, 0.1]

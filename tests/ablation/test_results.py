@@ -12,9 +12,9 @@ import pyarrow.parquet as pq
 import pytest
 from study_cases import beforehand, plan_of, runs_of, scores_to, study_of, write_study
 
-from asyncgrpo.ablation.folder import PLAN
-from asyncgrpo.ablation.recorded import RecordedRun
-from asyncgrpo.ablation.results import compute, compute_study, report_study
+from asyncgrpo.ablation.findings.results import compute, compute_study, report_study
+from asyncgrpo.ablation.tables.folder import PLAN
+from asyncgrpo.ablation.tables.recorded import RecordedRun
 from asyncgrpo.errors import RunFolderError
 
 CONTROLS = {
@@ -164,7 +164,7 @@ def test_expectations_changed_after_the_first_run_are_said():
     study = study_of(controls=CONTROLS)
     changed = plan_of(study)
     changed["expectations_changed"] = [{"at": "2026-02-01", "sha256": "x", "runs_over": 7, "expectations": []}]
-    from asyncgrpo.ablation.beforehand import beforehand_of
+    from asyncgrpo.ablation.findings.beforehand import beforehand_of
 
     results = compute(beforehand_of(changed), runs_of(study, truth))
     assert "when 7 runs were over" in said(results)

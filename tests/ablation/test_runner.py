@@ -9,9 +9,9 @@ import pytest
 from ablation_cases import TOY, toy_study
 from toy_runs import Heard, conducted
 
-from asyncgrpo.ablation.folder import open_study, read_plan
-from asyncgrpo.ablation.reading import study_from_json
-from asyncgrpo.ablation.records import read_table
+from asyncgrpo.ablation.design.reading import study_from_json
+from asyncgrpo.ablation.tables.folder import open_study, read_plan
+from asyncgrpo.ablation.tables.records import read_table
 from asyncgrpo.errors import ConfigError, RunFolderError
 
 
@@ -105,7 +105,9 @@ def test_a_failure_is_a_result_and_the_next_run_goes_on(how: str, status: str, e
     assert (fine["status"], fine["error"]) == ("finished", None)
     steps = read_table(tmp_path / "out" / "steps.parquet").to_pylist()
     assert [step["step"] for step in steps if step["run"] == failed["run"]] == [0, 1]
-    assert not [child for child in psutil.Process().children() if "asyncgrpo.ablation.worker" in child.cmdline()]
+    assert not [
+        child for child in psutil.Process().children() if "asyncgrpo.ablation.running.worker" in child.cmdline()
+    ]
 
 
 def test_a_failed_run_is_done_again_only_when_asked(tmp_path: Path) -> None:

@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from asyncgrpo.ablation.arms import arms_of, make_run
-from asyncgrpo.ablation.preparation import prepared
-from asyncgrpo.ablation.reading import read_study
-from asyncgrpo.ablation.study import Prepare
-from asyncgrpo.ablation.study_checks import check_study
+from asyncgrpo.ablation.design.arms import arms_of, make_run
+from asyncgrpo.ablation.design.reading import read_study
+from asyncgrpo.ablation.design.study import Prepare
+from asyncgrpo.ablation.design.study_checks import check_study
+from asyncgrpo.ablation.running.preparation import prepared
 from asyncgrpo.errors import ConfigError
 
 ROOT = Path(__file__).parents[2]

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from asyncgrpo.ablation.statistics import RESAMPLES, SEED, band, difference, estimate, holm, survival
+from asyncgrpo.ablation.findings.statistics import RESAMPLES, SEED, band, difference, estimate, holm, survival
 
 LEFT = {0: 0.71, 1: 0.75, 2: 0.69, 3: 0.80, 4: 0.74}
 RIGHT = {0: 0.60, 1: 0.66, 2: 0.61, 3: 0.70, 4: 0.68}

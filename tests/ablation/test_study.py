@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from ablation_cases import study_values, toy_study, written
 
-from asyncgrpo.ablation.reading import base_file, read_study, study_from_json
+from asyncgrpo.ablation.design.reading import base_file, read_study, study_from_json
 from asyncgrpo.errors import ConfigError
 
 PAIR = {"name": "e", "left": {"staleness": 4}, "right": {"staleness": 0}}

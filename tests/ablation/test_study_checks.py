@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from ablation_cases import TOY, toy_study
 
-from asyncgrpo.ablation.study_checks import check_study
+from asyncgrpo.ablation.design.study_checks import check_study
 from asyncgrpo.errors import ConfigError
 
 PAIR = {"name": "e", "left": {"staleness": 4}, "right": {"staleness": 0}, "expect": "less"}

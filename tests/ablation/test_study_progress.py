@@ -5,8 +5,8 @@ from typing import Any
 
 from ablation_cases import toy_study
 
-from asyncgrpo.ablation.arms import arms_of, runs_of
-from asyncgrpo.ablation.progress import StudyProgress
+from asyncgrpo.ablation.design.arms import arms_of, runs_of
+from asyncgrpo.ablation.running.progress import StudyProgress
 
 RUNS = runs_of(toy_study(), arms_of(toy_study()))
 

@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 from ablation_cases import toy_study
 
-from asyncgrpo.ablation.arms import arms_of, tuning_runs
-from asyncgrpo.ablation.tuning import choose, measure
+from asyncgrpo.ablation.design.arms import arms_of, tuning_runs
+from asyncgrpo.ablation.running.tuning import choose, measure
 from asyncgrpo.errors import AsyncGRPOError
 
 ONE_ARM = {"only": {"one": {}}}

@@ -8,11 +8,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from asyncgrpo.ablation.arms import Run
-from asyncgrpo.ablation.conduct import conduct, plan
-from asyncgrpo.ablation.folder import StudyFolder
+from asyncgrpo.ablation.design.arms import Run
+from asyncgrpo.ablation.design.study import Study
 from asyncgrpo.ablation.machine import slots
-from asyncgrpo.ablation.study import Study
+from asyncgrpo.ablation.running.conduct import conduct, plan
+from asyncgrpo.ablation.tables.folder import StudyFolder
 from asyncgrpo.config.resolve import Machine
 
 

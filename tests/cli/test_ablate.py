@@ -36,8 +36,8 @@ def no_report(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, Path]]:
         return (folder / "wrong").read_text().splitlines() if (folder / "wrong").exists() else []
 
     results.report_study, check.check_study = report_study, check_study  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "asyncgrpo.ablation.results", results)
-    monkeypatch.setitem(sys.modules, "asyncgrpo.ablation.check", check)
+    monkeypatch.setitem(sys.modules, "asyncgrpo.ablation.findings.results", results)
+    monkeypatch.setitem(sys.modules, "asyncgrpo.ablation.findings.check", check)
     return asked
 
 

@@ -25,7 +25,7 @@ from asyncgrpo.config.section import Section
 from asyncgrpo.errors import ConfigError
 
 if TYPE_CHECKING:
-    from asyncgrpo.ablation.arms import Run
+    from asyncgrpo.ablation.design.arms import Run
 
 RunFunction = Callable[["Run", Path, Callable[[dict[str, Any]], None]], None]
 OPTIONS = "options"

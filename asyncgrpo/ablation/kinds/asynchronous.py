@@ -16,8 +16,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from asyncgrpo.ablation.arms import Run
-from asyncgrpo.ablation.values import Values, changed
+from asyncgrpo.ablation.design.arms import Run
+from asyncgrpo.ablation.design.values import Values, changed
 from asyncgrpo.config import yaml_text
 from asyncgrpo.errors import AsyncGRPOError, GuardError
 from asyncgrpo.observe.evaluations import read_evaluations

@@ -18,11 +18,11 @@ from typing import Any
 
 import torch
 
-from asyncgrpo.ablation.arms import Run
-from asyncgrpo.ablation.content import content_key
+from asyncgrpo.ablation.design.arms import Run
+from asyncgrpo.ablation.design.content import content_key
+from asyncgrpo.ablation.design.study import Budget
+from asyncgrpo.ablation.design.values import get
 from asyncgrpo.ablation.kinds.bit_policy import BitPolicies, BitStep
-from asyncgrpo.ablation.study import Budget
-from asyncgrpo.ablation.values import get
 from asyncgrpo.config import RunConfig
 from asyncgrpo.errors import ConfigError
 from asyncgrpo.learning.objectives.metrics import Counts, reduce_counts

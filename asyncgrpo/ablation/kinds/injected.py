@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from asyncgrpo.ablation.arms import Run
+from asyncgrpo.ablation.design.arms import Run
 from asyncgrpo.ablation.kinds.held_out import Evaluation
 from asyncgrpo.ablation.kinds.past import Delays, Past
 from asyncgrpo.ablation.kinds.sampler import Sampler

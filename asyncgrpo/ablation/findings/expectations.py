@@ -1,0 +1,207 @@
+"""What was expected beforehand against what came out: met, not met, or undecided. Pure.
+
+All tests of a study's expectations are one family, corrected together (Holm). An expectation is *met* when its test
+says so at 5 % after that; *not met* when the data say the contrary: a difference the other way by the same standard, or
+one shown to be smaller than the margin, or an interval that lies wholly beyond what was expected. What is neither is
+undecided, which more seeds may change.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from asyncgrpo.ablation.design.study import Expectation
+from asyncgrpo.ablation.findings.cells import Cell, matched, paired, selected, value_of
+from asyncgrpo.ablation.findings.statistics import Difference, difference, holm
+
+__all__ = ["LEVEL", "Part", "Verdict", "judge", "said_selector"]
+
+LEVEL = 0.05
+SCORES = ("auc", "final", "best", "start")
+"""What the margin of equivalence is a size of; a difference of seconds is not called small by it."""
+MET, NOT_MET, UNDECIDED = "met", "not met", "undecided"
+
+
+@dataclass(frozen=True)
+class Part:
+    """One test of an expectation."""
+
+    left: str
+    right: str
+    """Arms, or the bound, in words."""
+    test: str
+    found: Difference | None
+    p: float | None
+    """As its test gives it."""
+    pairs: int = 1
+    """Of arms, one for every level that is matched; the difference is their mean."""
+    left_out: tuple[int, ...] = ()
+    """Seeds that miss a run of them."""
+    p_holm: float | None = None
+
+
+@dataclass(frozen=True)
+class Verdict:
+    name: str
+    measure: str
+    axis: str | None
+    expect: str
+    outcome: str
+    parts: tuple[Part, ...]
+    value: float | None = None
+    """The bound, where there is one."""
+    count: int | None = None
+    """Of a counted measure: how many."""
+    of: int | None = None
+    reasons: tuple[str, ...] = field(default=())
+    """Why it is undecided or cannot be told, in words."""
+
+
+def judge(cells: Sequence[Cell], expectations: Sequence[Expectation], axis: str, margin: float) -> list[Verdict]:
+    """Of every expectation, in their order. cells: the grid; axis: the budget's; margin: that of equivalence."""
+    tests = [_parts(cells, expectation, axis, margin) for expectation in expectations]
+    adjusted = iter(holm([part.p for parts in tests for part in parts]))
+    corrected = [tuple(Part(**{**vars(part), "p_holm": next(adjusted)}) for part in parts) for parts in tests]
+    return [
+        _verdict(cells, expectation, parts, axis, margin)
+        for expectation, parts in zip(expectations, corrected, strict=True)
+    ]
+
+
+def said_selector(selector: Mapping[str, str]) -> str:
+    return ", ".join(f"{factor} {level}" for factor, level in selector.items()) or "all arms"
+
+
+def _parts(cells: Sequence[Cell], expectation: Expectation, axis: str, margin: float) -> list[Part]:
+    of = value_of(expectation.measure, expectation.axis or axis)
+    if expectation.order is not None:
+        sides = [(pair[0], pair[1]) for pair in expectation.order]
+    elif expectation.left is not None and expectation.right is not None:
+        sides = [(expectation.left, expectation.right)]
+    else:
+        return [] if expectation.measure == "collapses" else [_against_bound(cells, expectation, axis, margin)]
+    made = []
+    for left, right in sides:
+        pairs = matched(cells, left, right)
+        lefts, rights, left_out = paired(pairs, of)
+        found = difference(lefts, rights, margin)
+        equivalent = expectation.expect == "equivalent"
+        made.append(
+            Part(
+                left=said_selector(left),
+                right=said_selector(right),
+                test=f"TOST, margin {margin:g}" if equivalent else "paired t",
+                found=found,
+                p=found.p_equivalent if equivalent else found.p,
+                pairs=len(pairs),
+                left_out=tuple(left_out),
+            )
+        )
+    return made
+
+
+def _against_bound(cells: Sequence[Cell], expectation: Expectation, axis: str, margin: float) -> Part:
+    arm, value = expectation.arm or {}, expectation.value or 0.0
+    of = value_of(expectation.measure, expectation.axis or axis)
+    own = selected(cells, arm)
+    lefts, _, left_out = paired([(cell, cell) for cell in own], of)
+    found = difference(lefts, dict.fromkeys(lefts, value), margin)
+    return Part(said_selector(arm), f"{value:g}", "one-sample t", found, found.p, len(own), tuple(left_out))
+
+
+def _verdict(
+    cells: Sequence[Cell], expectation: Expectation, parts: tuple[Part, ...], axis: str, margin: float
+) -> Verdict:
+    against = None if expectation.measure != "auc" else expectation.axis or axis
+    counted = None if parts else _counted(cells, expectation)
+    if counted is not None:
+        outcome, count, of, reasons = counted
+        return Verdict(
+            expectation.name,
+            expectation.measure,
+            None,
+            expectation.expect,
+            outcome,
+            (),
+            expectation.value,
+            count,
+            of,
+            reasons,
+        )
+    outcome = _outcome(expectation.expect, parts, margin, is_score=expectation.measure in SCORES)
+    return Verdict(
+        expectation.name,
+        expectation.measure,
+        against,
+        expectation.expect,
+        outcome,
+        parts,
+        expectation.value,
+        reasons=tuple(_reasons(expectation, parts, outcome)),
+    )
+
+
+def _counted(cells: Sequence[Cell], expectation: Expectation) -> tuple[str, int, int, tuple[str, ...]]:
+    """How many runs collapsed. Ones that failed might have: while they can change the outcome, it is undecided."""
+    own, bound = selected(cells, expectation.arm or {}), expectation.value or 0.0
+    count = sum(len(cell.collapsed) for cell in own)
+    of = sum(len(cell.runs) for cell in own)
+    unknown = sum(len(set(cell.failed) - set(cell.collapsed)) for cell in own)
+    if not of:
+        return UNDECIDED, 0, 0, ("no run of these arms",)
+    if expectation.expect == "at least":
+        met, lost = count >= bound, count + unknown < bound
+    else:
+        met, lost = count + unknown <= bound, count > bound
+    reasons = (f"{unknown} of the runs failed: whether they would have collapsed is not known",) if unknown else ()
+    return MET if met else NOT_MET if lost else UNDECIDED, count, of, reasons
+
+
+def _outcome(expect: str, parts: Sequence[Part], margin: float, *, is_score: bool) -> str:
+    if expect in ("inverted", "same order"):
+        signs = [_sign(part) for part in parts]
+        inverted = 1 in signs and -1 in signs
+        same = 0 not in signs and not inverted
+        wanted, contrary = (inverted, same) if expect == "inverted" else (same, inverted)
+        return MET if wanted else NOT_MET if contrary else UNDECIDED
+    (part,) = parts
+    found = part.found
+    if found is None or found.mean is None:
+        return UNDECIDED
+    if expect == "equivalent":
+        beyond = found.low is not None and found.high is not None and (found.low > margin or found.high < -margin)
+        return MET if _under(part.p_holm) else NOT_MET if beyond else UNDECIDED
+    sign = 1 if expect in ("greater", "at least") else -1
+    if _sign(part) == sign:
+        return MET
+    too_small = is_score and expect in ("greater", "less") and _under(found.p_equivalent)
+    return NOT_MET if _sign(part) == -sign or too_small else UNDECIDED
+
+
+def _sign(part: Part) -> int:
+    """1 or -1 of a difference that is shown, by its corrected test and by its interval; else 0."""
+    found = part.found
+    if found is None or found.low is None or found.high is None or not _under(part.p_holm):
+        return 0
+    return 1 if found.low > 0 else -1 if found.high < 0 else 0
+
+
+def _under(p: float | None) -> bool:
+    return p is not None and not math.isnan(p) and p < LEVEL
+
+
+def _reasons(expectation: Expectation, parts: Sequence[Part], outcome: str) -> list[str]:
+    said = []
+    for part in parts:
+        if not part.pairs:
+            said.append(f"no arms to compare: {part.left} with {part.right}")
+        elif part.found is not None and part.found.note:
+            said.append(part.found.note)
+        if part.left_out and part.pairs:
+            seeds = ", ".join(map(str, part.left_out))
+            said.append(f"without seed{'s' if len(part.left_out) > 1 else ''} {seeds}: a run failed or has no value")
+    if outcome == NOT_MET and expectation.expect in ("greater", "less") and _sign(parts[0]) == 0:
+        said.append("the difference is shown to be smaller than the margin")
+    return said

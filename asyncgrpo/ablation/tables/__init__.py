@@ -1,0 +1,1 @@
+"""What runs leave behind: a study's folder, and the two tables that every reported figure comes from."""
