@@ -30,8 +30,7 @@ from asyncgrpo.config.secrets import masked
 from asyncgrpo.errors import AsyncGRPOError
 from asyncgrpo.observe.visible import visible
 
-_OPTIONS = {"-h", "--help", "--version", "--quick", "--json", "--steps", "--resume", "--from-trl"}
-_OPTIONS |= {*rollouts.OPTIONS, *ablate.OPTIONS}
+_OPTIONS = {"-h", "--help", "--version", "--quick", "--json", "--steps", "--resume", "--from-trl", *rollouts.OPTIONS}
 _OPTIONS |= {"--step", "--out", "--dtype", "--prompt", "--rows", "--n", "--port", "--host", "--open", "--samples"}
 _COMMANDS = (train, config, doctor, plan, replay, evaluate, ablate, rollouts, view, report, merge, generate, chat)
 
@@ -78,9 +77,10 @@ def separate(argv: Sequence[str]) -> tuple[list[str], list[str]]:
     words: list[str] = []
     overrides: list[str] = []
     rest = list(argv)
+    options = _OPTIONS | ablate.OPTIONS if argv[:1] == ["ablate"] else _OPTIONS  # `--output` is a likely misspelling
     while rest:
         word = rest.pop(0)
-        if not word.startswith("--") or word.partition("=")[0] in _OPTIONS:
+        if not word.startswith("--") or word.partition("=")[0] in options:
             words.append(word)
             continue
         overrides.append(word)

@@ -90,7 +90,12 @@ def test_studies_that_share_a_cache_find_each_others_runs(tmp_path: Path) -> Non
         ("raise", "failed", "ZeroDivisionError: the toy broke"),
         ("guard", "collapsed_stopped", "reward collapsed"),
         ("die", "failed", "its process ended with signal SIGKILL; the log in its folder may say why"),
-        ("hang", "failed", "it took longer than run_timeout = 20 s; raise that, or look at its log"),
+        pytest.param(
+            "hang",
+            "failed",
+            "it took longer than run_timeout = 20 s; raise that, or look at its log",
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_a_failure_is_a_result_and_the_next_run_goes_on(how: str, status: str, error: str, tmp_path: Path) -> None:

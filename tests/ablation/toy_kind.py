@@ -50,6 +50,7 @@ def go_wrong(how):
 def prepare(folder, seed, options):
     with open(folder.parent / "calls", "a") as calls:
         calls.write(f"{seed}\n")
+    time.sleep(options.get("seconds", 0.0))
     (folder / "start.txt").write_text(f"{options['digits']} {seed}")
     return {"options.start": folder / "start.txt"}
 

@@ -27,8 +27,13 @@ def test_separate_settings_from_arguments() -> None:
     assert overrides == ["--run.seed", "3", "--training.max_steps=-1", "--buffer.max_staleness", "-1"]
 
 
+def test_options_of_ablate_are_its_own() -> None:
+    assert separate(["ablate", "s.yaml", "--output", "x"]) == (["ablate", "s.yaml", "--output", "x"], [])
+    assert separate(["train", "r.yaml", "--output", "x"]) == (["train", "r.yaml"], ["--output", "x"])
+
+
 @pytest.mark.parametrize(
-    "argv", [["--help"], *([command, "--help"] for command in ("train", "config", "doctor", "evaluate"))]
+    "argv", [["--help"], *([command, "--help"] for command in ("train", "config", "doctor", "evaluate", "ablate"))]
 )
 def test_help(argv: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as caught:
