@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from asyncgrpo.ablation.kinds.sampler import Sampler
+from asyncgrpo.ablation.kinds.sampler import Drawn, Sampler
 from asyncgrpo.config import RunConfig
 from asyncgrpo.errors import EvaluationError
 from asyncgrpo.evaluation.estimates import mean_over_prompts
@@ -22,6 +22,8 @@ from asyncgrpo.types import Prompt
 class Evaluation:
     """The same prompts, and the same numbers to sample by, at every call: what changes is the policy.
 
+    Answers that were scored before are not scored again: most stay as they are from one evaluation to the next.
+
     Raises ConfigError or DataError for prompts or rewards that cannot be had.
     """
 
@@ -31,6 +33,8 @@ class Evaluation:
         self._held_out, self._sampler = found, sampler
         self._text_of = decoder_of(tokenizer)
         self._seed = config.run.seed
+        self._known: dict[tuple[int, bytes], float | None] = {}
+        """Mean reward of a prompt's answers, by its place and their tokens."""
 
     async def score(self) -> float:
         """Of the weights that the sampler has. Raises EvaluationError if nothing was scored."""
@@ -44,13 +48,19 @@ class Evaluation:
             [prompt.token_ids for prompt in prompts], uniform, generation.temperature, generation.max_completion_length
         )
         pairs = zip(prompts, drawn, strict=True)
-        means = await asyncio.gather(*(self._mean(prompt, samples) for prompt, samples in pairs))
+        means = await asyncio.gather(*(self._mean(place, *pair) for place, pair in enumerate(pairs)))
         estimate = mean_over_prompts(means)
         if not estimate.prompts:
             raise EvaluationError(f"no reward function applied to any of {len(prompts)} held-out prompts")
         return estimate.mean
 
-    async def _mean(self, prompt: Prompt, samples: Sequence[Any]) -> float | None:
+    async def _mean(self, place: int, prompt: Prompt, samples: Sequence[Drawn]) -> float | None:
+        answers = (place, b"|".join(sample.token_ids.tobytes() for sample in samples))
+        if answers not in self._known:
+            self._known[answers] = await self._scored(prompt, samples)
+        return self._known[answers]
+
+    async def _scored(self, prompt: Prompt, samples: Sequence[Drawn]) -> float | None:
         completions = [sample.of_version(0) for sample in samples]
         texts = [self._text_of(completion.token_ids) for completion in completions]
         scored = await score_group(self._held_out.rewards, prompt, completions, texts)
