@@ -131,7 +131,7 @@ def _recorded(
     )
 
 
-def plan_of(study: Study) -> dict[str, Any]:
+def plan_of(study: Study, runs: int = 1) -> dict[str, Any]:
     """As the runner writes it before the first run."""
     expectations = study.as_json()["expectations"]
     return {
@@ -140,6 +140,7 @@ def plan_of(study: Study) -> dict[str, Any]:
         "sha256": digest_of(expectations),
         "written_at": "2026-01-01T00:00:00+00:00",
         "expectations_changed": [],
+        "runs": [{"role": "arm"}] * runs + [{"role": "tuning"}],
     }
 
 

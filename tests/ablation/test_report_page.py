@@ -151,9 +151,9 @@ def test_expectations_say_whether_they_were_met():
 
 def test_every_drawing_says_what_it_shows():
     drawings = [one for one in read().drawings if one.get("aria-hidden") != "true"]
-    # Of 2 learning rates: areas, final scores and differences; curves of 4 places on 3 axes; one place with a collapse;
+    # Of 2 learning rates: areas, final scores and differences; curves of 4 places on 4 axes; one place with a collapse;
     # 2 heat maps; 5 diagnostics.
-    assert len(drawings) == 6 + 12 + 1 + 2 + 5
+    assert len(drawings) == 6 + 16 + 1 + 2 + 5
     assert all(one["role"] == "img" and len(str(one["aria-label"])) > 40 for one in drawings)
     labels = " ".join(str(one["aria-label"]) for one in drawings)
     assert "clip <on> π/μ: 3 of 3 collapsed" in labels

@@ -12,9 +12,10 @@ import pyarrow.parquet as pq
 import pytest
 from study_cases import beforehand, plan_of, runs_of, scores_to, study_of, write_study
 
-from asyncgrpo.ablation.findings.results import compute, compute_study, report_study
+from asyncgrpo.ablation.findings.beforehand import beforehand_of
 from asyncgrpo.ablation.tables.folder import PLAN
 from asyncgrpo.ablation.tables.recorded import RecordedRun
+from asyncgrpo.ablation.findings.results import compute, compute_study, report_study
 from asyncgrpo.errors import RunFolderError
 
 CONTROLS = {
@@ -164,13 +165,18 @@ def test_expectations_changed_after_the_first_run_are_said():
     study = study_of(controls=CONTROLS)
     changed = plan_of(study)
     changed["expectations_changed"] = [{"at": "2026-02-01", "sha256": "x", "runs_over": 7, "expectations": []}]
-    from asyncgrpo.ablation.findings.beforehand import beforehand_of
-
     results = compute(beforehand_of(changed), runs_of(study, truth))
     assert "when 7 runs were over" in said(results)
     forged = {**plan_of(study), "sha256": "0" * 64}
     assert "plan.json itself was changed" in said(compute(beforehand_of(forged), runs_of(study, truth)))
     assert "changed" not in said(compute(beforehand(study), runs_of(study, truth)))
+
+
+def test_a_study_that_is_not_over_says_so_first():
+    study = study_of(controls=CONTROLS)
+    results = compute(beforehand_of(plan_of(study, runs=73)), runs_of(study, truth))
+    assert results["notices"][0]["text"] == "The study is not over: these are 72 of 73 runs."
+    assert "not over" not in said(compute(beforehand_of(plan_of(study, runs=72)), runs_of(study, truth)))
 
 
 def test_diagnostics_are_by_staleness():

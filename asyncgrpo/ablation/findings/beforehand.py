@@ -23,6 +23,8 @@ class Beforehand:
     digest: str
     """Of these."""
     written_at: str
+    runs: int
+    """That were planned, those of tuning left out."""
     changes: tuple[str, ...]
     """How expectations were changed since, in words; empty as it should be."""
 
@@ -41,7 +43,8 @@ def beforehand_of(plan: Mapping[str, Any]) -> Beforehand:
     """What plan.json says. Raises ConfigError."""
     digest = str(plan["sha256"])
     study = study_from_json({**plan["study"], "expectations": plan["expectations"]})
+    runs = sum(run["role"] != "tuning" for run in plan["runs"])
     changes = [f"{change['at']}, when {change['runs_over']} runs were over" for change in plan["expectations_changed"]]
     if digest_of(plan["expectations"]) != digest:
         changes.append("plan.json itself was changed: its expectations do not have the digest beside them")
-    return Beforehand(study, digest, str(plan["written_at"]), tuple(changes))
+    return Beforehand(study, digest, str(plan["written_at"]), runs, tuple(changes))

@@ -94,8 +94,10 @@ def unmatched(cells: Sequence[Cell], horizons: Mapping[str, float | None]) -> di
 
 def notices(study: Study, cells: Sequence[Cell], found: Mapping[str, Any]) -> list[dict[str, str]]:
     """What a reader has to know before anything else, worst first. found: `controls` of
-    results, and the `changes` of expectations."""
+    results, the `changes` of expectations, and how many runs are `over` of those `planned`."""
     said: list[tuple[str, str]] = []
+    if found["over"] < found["planned"]:
+        said.append(("bad", f"The study is not over: these are {found['over']} of {found['planned']} runs."))
     control, twin, scores = found["positive"], found["aa"], found["saturation"]
     if control is None:
         said.append(("warn", "There is no positive control: nothing shows that this task can tell arms apart."))

@@ -102,7 +102,7 @@ def compute(beforehand: Beforehand, runs: Sequence[RecordedRun]) -> dict[str, An
         "tuning": provenance.tuned(runs),
         "runs": provenance.run_rows(cells),
     }
-    found = {**results["controls"], "changes": beforehand.changes}
+    found = {**results["controls"], "changes": beforehand.changes, "over": len(told), "planned": beforehand.runs}
     results["notices"] = controls.notices(study, own, found)
     plain = plain_values(results)
     return {"answer": answer(plain), **plain}

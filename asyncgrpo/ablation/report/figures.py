@@ -37,11 +37,9 @@ LOGARITHMIC = ("policy_kl_nats/", "gradient_norm", "behaviour_ratio_second_momen
 
 def curves(results: Results) -> str:
     """Against the three axes: the matched one first and open."""
-    axis = results["study"]["axis"]
-    order = ["tokens", "samples", "seconds"]
-    first = axis if axis in order else "samples"
+    first = results["study"]["axis"]
     parts = []
-    for name in sorted(order, key=lambda name: name != first):
+    for name in dict.fromkeys([first, "tokens", "samples", "seconds"]):
         drawn = results["curves"].get(name) or {}
         if not drawn:
             parts.append(f"<p class='dim'>No run says how far it was in {text(AXIS_LABELS[name])}.</p>")

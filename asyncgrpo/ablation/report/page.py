@@ -90,7 +90,8 @@ def _facts(results: Results) -> str:
         f"{num('study.hours', study['hours'], '.1f')} hours of runs",
     ]
     if updates:
-        facts.insert(1, f"{text(', '.join(map(str, updates)))} updates on each generated batch")
+        plural = "" if updates == [1] else "s"
+        facts.insert(1, f"{text(', '.join(map(str, updates)))} update{plural} on each generated batch")
     return " · ".join(facts)
 
 

@@ -84,10 +84,11 @@ def controls(results: Results) -> str:
 
 
 def pooled(results: Results) -> str:
+    matched = ", learning rates matched and averaged" if results["layout"]["learning_rate"] else ""
     return _compared(
         results,
         "pooled",
-        "Area under the curve less the baseline's, learning rates matched and averaged",
+        "Area under the curve less the baseline's" + matched,
         ["method", results["layout"]["staleness"] or "", "difference", "p", "p, equivalent", "finding"],
         lambda row: [text(row["series"]), text(row["staleness"] or "")],
     )
@@ -134,19 +135,20 @@ def interaction(results: Results) -> str:
 
 
 def arms(results: Results) -> str:
+    axes = dict.fromkeys([results["study"]["axis"], "tokens", "samples", "seconds"])
     rows = []
     for place, arm in enumerate(results["arms"]):
         where = f"arms.{place}"
         measures = [
             estimate(f"{where}.measures.{name}", arm["measures"][name])
-            for name in ("final", "auc/tokens", "auc/samples", "auc/seconds")
+            for name in ("final", *(f"auc/{axis}" for axis in axes))
         ]
         failed = f", {num(f'{where}.failed', arm['failed'], 'd')} failed" if arm["failed"] else ""
         collapsed = f"{num(f'{where}.collapsed', arm['collapsed'], 'd')} of {num(f'{where}.n', arm['n'], 'd')}{failed}"
         first = num(f"{where}.first_collapse", arm["first_collapse"], "d") if arm["collapsed"] else ""
         role = "" if arm["role"] == "arm" else f"<small>{text(arm['role'])}</small>"
         rows.append([f"{text(arm['label'])}{role}", *measures, collapsed, first])
-    head = ["arm", "final score", "area / tokens", "area / samples", "area / seconds", "collapsed", "first at step"]
+    head = ["arm", "final score", *(f"area / {axis}" for axis in axes), "collapsed", "first at step"]
     return table("Every arm: mean over seeds and 95 % interval", head, rows)
 
 
