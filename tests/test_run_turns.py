@@ -227,6 +227,10 @@ def test_held_out_prompts_are_played_as_those_of_training(tiny_model: Path, tmp_
         assert TOKENIZER.decode(given) == "\n<|im_start|>user\nAgain.<|im_end|>\n<|im_start|>assistant\n"
 
 
+def silence(completions: list[Any], **columns: Any) -> list[float]:
+    return [0.0] * len(completions)
+
+
 def test_held_out_rows_need_what_the_environment_does(tiny_model: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"^evaluation.dataset: environment Guessing: reset needs 'number', which"):
         job_of(tiny_model, tmp_path, eval_rows=[{"prompt": ROWS[0]["prompt"]}], evaluation=SHORT)
@@ -234,7 +238,7 @@ def test_held_out_rows_need_what_the_environment_does(tiny_model: Path, tmp_path
     held_out = job_of(tiny_model, tmp_path, eval_rows=ROWS, evaluation=own).held_out
     assert held_out is not None and [function.name for function in held_out.rewards] == ["environment"]
     with pytest.raises(ConfigError, match="is the environment's own reward, and there is no environment"):
-        job_of(tiny_model, tmp_path, factory=None, eval_rows=ROWS, evaluation=own, reward=len)
+        job_of(tiny_model, tmp_path, factory=None, eval_rows=ROWS, evaluation=own, reward=silence)
     limits = {"evaluation": {"max_completion_length": 40, **SHORT}, "data": {"max_prompt_length": 100}}
     job = job_of(tiny_model, tmp_path, eval_rows=ROWS, **limits)
     assert job.held_out is not None and job.held_out.player is not None and job.player is not None
