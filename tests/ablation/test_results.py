@@ -13,9 +13,9 @@ import pytest
 from study_cases import beforehand, plan_of, runs_of, scores_to, study_of, write_study
 
 from asyncgrpo.ablation.findings.beforehand import beforehand_of
+from asyncgrpo.ablation.findings.results import compute, compute_study, report_study
 from asyncgrpo.ablation.tables.folder import PLAN
 from asyncgrpo.ablation.tables.recorded import RecordedRun
-from asyncgrpo.ablation.findings.results import compute, compute_study, report_study
 from asyncgrpo.errors import RunFolderError
 
 CONTROLS = {
