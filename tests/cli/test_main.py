@@ -65,7 +65,7 @@ def test_help_of_train_lists_every_section_and_field(capsys: pytest.CaptureFixtu
 
 def test_config_prints_values_with_sources(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = written(tmp_path, "training: {max_steps: 5, bf16: true}")
-    assert main(["config", path, "--run.seed=3"]) == 0
+    assert main(["config", path, "--run.seed=3", "--objective.epsilon=0.3"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert any(line.startswith("  max_steps: 5 ") and line.endswith(f"# {path}:1") for line in lines)
     assert any(line.startswith("  bf16: true ") and line.endswith(f"# {path}:1") for line in lines)

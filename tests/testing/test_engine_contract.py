@@ -29,7 +29,7 @@ async def test_fake_engine_keeps_the_contract(check: Check, any_tiny_model: Path
 
 @pytest.mark.slow
 async def test_fake_engine_process_keeps_the_contract(tiny_model: Path) -> None:
-    async with asyncio.timeout(60), engine_process(tiny_model) as url:
+    async with asyncio.timeout(180), engine_process(tiny_model) as url:  # importing torch takes long on a busy machine
         await contract.check_logprobs(url, tiny_model)
         await contract.check_update(url, tiny_model)
 
