@@ -63,6 +63,7 @@ def test_sides_are_compared_seed_by_seed(capsys, tmp_path):
     assert (line["margin"], line["seeds"], line["start"], line["handicap"]) == (0.05, 2, 0.25, 2.0)
     assert line["asyncgrpo"]["area"] == pytest.approx(0.525) and line["trl"]["final"] == pytest.approx(0.7)
     assert line["trl"]["curve"] == [[0, 0.25], [10, pytest.approx(0.7)]]
+    assert line["trl"]["curves"] == [[[0, 0.25], [10, 0.65]], [[0, 0.25], [10, 0.75]]]
 
 
 @pytest.mark.parametrize(("options", "code"), [((), 1), (("--quick",), 0)])
