@@ -144,7 +144,7 @@ async def test_a_prediction_that_goes_wrong_does_not_fail_the_run(tiny_model: Pa
     assert len(run.steps) == LONG_ENOUGH
     assert not (run.path / "prediction.json").exists()
     log = (run.path / "logs" / "orchestrator.log").read_text()
-    assert re.search(r"WARNING .*not predicted: .*\n(.*\n)+.*ArrowInvalid", log), "with its traceback"
+    assert re.search(r"WARNING .*not predicted: .*\n(.*\n)+.*KeyError", log), "with its traceback"
 
 
 async def test_a_run_that_cannot_be_compared_still_ends_well(former: Run, tiny_model: Path, tmp_path: Path) -> None:
