@@ -15,6 +15,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from asyncgrpo.ablation.design.digest import digest_of
 from asyncgrpo.ablation.design.values import changed, own_name, settled
 from asyncgrpo.ablation.kinds import kind_of
 
@@ -109,5 +110,4 @@ def _module_digest(name: str) -> str | None:
 
 
 def _digest(content: Any) -> str:
-    text = json.dumps(content, sort_keys=True, ensure_ascii=True)
-    return hashlib.sha256(text.encode()).hexdigest()[:KEY_LENGTH]
+    return digest_of(content)[:KEY_LENGTH]

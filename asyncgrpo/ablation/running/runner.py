@@ -16,7 +16,7 @@ from asyncgrpo.ablation.design.values import settled, updates_per_step
 from asyncgrpo.ablation.machine import Slot, versions
 from asyncgrpo.ablation.running.workers import Worker
 from asyncgrpo.ablation.tables.folder import StudyFolder
-from asyncgrpo.ablation.tables.records import FACTOR, RUN_COLUMNS, write_run
+from asyncgrpo.ablation.tables.records import FACTOR, RUN_COLUMNS, moment, write_run
 from asyncgrpo.concurrency import aside, gather_all
 
 Row = Mapping[str, Any]
@@ -100,6 +100,7 @@ class Runner:
             "status": end["status"],
             "error": end["error"],
             "seconds": end["seconds"],
+            "finished_at": moment(),
             "config": json.dumps(settled(run.values, run.kind)),
             "versions": json.dumps(packages),
             "machine": json.dumps(slot.described(len(self.slots))),

@@ -13,6 +13,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, NotRequired, Self, TypedDict
@@ -69,6 +70,7 @@ RUN_COLUMNS: Mapping[str, pa.DataType] = {
     "status": pa.string(),
     "error": pa.string(),
     "seconds": pa.float64(),
+    "finished_at": pa.string(),  # ISO 8601, when it was over, whatever its end; kept by the cache
     "command": pa.string(),
     "config": pa.string(),  # JSON: every setting by dotted key
     "versions": pa.string(),  # JSON: packages
@@ -106,6 +108,11 @@ class StepWriter:
             self._file.flush()
         except OSError as error:
             raise write_error(self._path, error) from error
+
+
+def moment() -> str:
+    """Now, in ISO 8601."""
+    return datetime.now(UTC).isoformat(timespec="milliseconds")
 
 
 def read_steps(folder: Path) -> list[dict[str, Any]]:
