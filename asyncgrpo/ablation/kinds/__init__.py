@@ -19,13 +19,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from asyncgrpo.ablation.kinds.checks import check_bits, check_injected
 from asyncgrpo.ablation.kinds.settings import BitsSection, InjectedSection
+from asyncgrpo.config import RunConfig
 from asyncgrpo.config.names import closest
 from asyncgrpo.config.section import Section
 from asyncgrpo.errors import ConfigError
 
 if TYPE_CHECKING:
     from asyncgrpo.ablation.design.arms import Run
+    from asyncgrpo.ablation.design.study import Budget
 
 RunFunction = Callable[["Run", Path, Callable[[dict[str, Any]], None]], None]
 OPTIONS = "options"
@@ -41,10 +44,28 @@ class Kind:
     """Setting that says how stale; None: unknown."""
     section: type[Section] | None = None
     """Of its own settings, which stand beside a run's in the study, under the kind's name."""
+    reads: tuple[str, ...] = ("",)
+    """How the settings begin that make a difference to it; a study that varies others would compare nothing."""
+    check: Callable[[RunConfig, Budget], None] | None = None
+    """Raises ConfigError for a run that it cannot do. Held-out prompts may be prepared, and are not its business."""
     code: tuple[str, ...] = ()
     """Files and folders of the package that its numbers depend on: when they change, a cached run is no longer one."""
 
 
+_OF_LEARNING = ("model.", "lora.", "data.", "rewards", "training.", "objective.", "evaluation.")
+_OF_TOKENS = (
+    "generation.num_generations",
+    "generation.max_completion_length",
+    "generation.temperature",
+    "generation.stop_token_ids",
+    "engines.dtype",
+    "engines.max_model_len",
+    "learner.token_budget",
+)
+_OF_ADAMW = tuple(
+    f"training.{name}"
+    for name in ("learning_rate", "weight_decay", "adam_", "lr_scheduler_type", "warmup_steps", "max_grad_norm")
+)
 _LEARNING = ("learning", "batches.py", "buffer/replay.py", "types.py")
 KINDS: Mapping[str, Kind] = {
     kind.name: kind
@@ -60,6 +81,18 @@ KINDS: Mapping[str, Kind] = {
             "asyncgrpo.ablation.kinds.injected:run",
             staleness_key="injected.staleness",
             section=InjectedSection,
+            reads=(
+                "injected.",
+                "model.",
+                "lora.",
+                "data.",
+                "rewards",
+                "training.",
+                "objective.",
+                "evaluation.",
+                *_OF_TOKENS,
+            ),
+            check=check_injected,
             code=(*_LEARNING, "evaluation", "prompts", "rewards", "ablation/kinds", "ablation/tasks"),
         ),
         Kind(
@@ -67,6 +100,8 @@ KINDS: Mapping[str, Kind] = {
             "asyncgrpo.ablation.kinds.bits:run",
             staleness_key="bits.staleness",
             section=BitsSection,
+            reads=("bits.", "generation.num_generations", "objective.", *_OF_ADAMW),
+            check=check_bits,
             code=("learning", "ablation/kinds"),
         ),
     )

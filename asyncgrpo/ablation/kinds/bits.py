@@ -20,11 +20,9 @@ import torch
 
 from asyncgrpo.ablation.design.arms import Run
 from asyncgrpo.ablation.design.content import content_key
-from asyncgrpo.ablation.design.study import Budget
 from asyncgrpo.ablation.design.values import get
 from asyncgrpo.ablation.kinds.bit_policy import BitPolicies, BitStep
-from asyncgrpo.config import RunConfig
-from asyncgrpo.errors import ConfigError
+from asyncgrpo.ablation.kinds.checks import check_bits
 from asyncgrpo.learning.objectives.metrics import Counts, reduce_counts
 from asyncgrpo.observe.files import write_text
 from asyncgrpo.observe.metrics import REPORTED_AS
@@ -35,7 +33,7 @@ Record = dict[str, Any]
 
 def run(run: Run, folder: Path, on_step: OnStep) -> None:
     """One run of a study; see `kinds`. Raises ConfigError for settings that a bit policy does not have."""
-    _check(run.config(), run.budget)
+    check_bits(run.config(), run.budget)
     first = run.seed - run.seed % run.own().seeds_together
     block = replace(run, key="", seed=first).with_settings({"run.seed": first})
     curves = folder.parent.parent / "together" / content_key(block)
@@ -97,29 +95,6 @@ def _metrics(counts: Counts, seed: int) -> dict[str, float]:
     found = reduce_counts(own, has_reference=False)
     named = {REPORTED_AS[name]: value for name, value in found.items() if name in REPORTED_AS and name != "entropy"}
     return named
-
-
-def _check(config: RunConfig, budget: Budget) -> None:
-    if budget.axis == "seconds":
-        raise ConfigError(
-            f"budget.seconds={budget.amount:g}: a curve of the kind `bits` is computed together with others, so its "
-            "seconds say nothing; give budget.steps"
-        )
-    training, objective = config.training, config.objective
-    wrong = {
-        "training.num_iterations": training.num_iterations > 1,
-        "training.num_minibatches": training.num_minibatches > 1,
-        "training.groups_per_step": training.groups_per_step > 1,
-        "objective.beta": objective.beta > 0,
-        "objective.entropy_coef": objective.entropy_coef > 0,
-    }
-    for name in (name for name, is_wrong in wrong.items() if is_wrong):
-        section, _, field = name.partition(".")
-        value = getattr(getattr(config, section), field)
-        raise ConfigError(
-            f"{name}={value} has no meaning for the kind `bits`: a step is one update with one group of "
-            "generation.num_generations samples, and no other term; leave it at its smallest"
-        )
 
 
 def _name(seed: int) -> str:
