@@ -89,7 +89,8 @@ def test_studies_that_share_a_cache_find_each_others_runs(tmp_path: Path) -> Non
     ("how", "status", "error"),
     [
         ("raise", "failed", "ZeroDivisionError: the toy broke"),
-        ("guard", "collapsed_stopped", "reward collapsed"),
+        ("guard", "stopped_by_guard", "reward collapsed; guards.reward_action=stop"),
+        ("nan", "diverged", "loss is nan"),
         ("die", "failed", "its process ended with signal SIGKILL; the log in its folder may say why"),
         pytest.param(
             "hang",

@@ -5,7 +5,7 @@ import os
 import signal
 import time
 
-from asyncgrpo.errors import GuardError
+from asyncgrpo.errors import GuardError, UpdatesNotFinite
 
 
 def run(run, folder, on_step):
@@ -40,7 +40,9 @@ def go_wrong(how):
         case "raise":
             raise ZeroDivisionError("the toy broke")
         case "guard":
-            raise GuardError("reward collapsed")
+            raise GuardError("reward collapsed; guards.reward_action=stop")
+        case "nan":
+            raise UpdatesNotFinite("loss is nan")
         case "die":
             os.kill(os.getpid(), signal.SIGKILL)
         case "hang":

@@ -6,7 +6,8 @@
 step 0 (the start: evaluated, nothing trained) on; its fields are `records.Step`, beside them any metric under its name
 in metrics.jsonl (`observe.metrics.REPORTED_AS`). The kind ends a run once `run.budget.is_spent(record)`, evaluates
 every `run.evaluate_every` steps and after the last, and draws its sampling noise from `(run.seed, run.stream)`, all
-else from `run.seed`. Whatever it raises is the run's result; a GuardError: it was stopped for having collapsed.
+else from `run.seed`. Whatever it raises is the run's result; a GuardError: a guard stopped it; UpdatesNotFinite: it
+diverged.
 
 A kind is imported by the worker that runs it, and by nobody else: its settings are described here.
 """

@@ -19,7 +19,7 @@ from typing import Any
 from asyncgrpo.ablation.design.arms import Run
 from asyncgrpo.ablation.design.values import Values, changed
 from asyncgrpo.config import yaml_text
-from asyncgrpo.errors import AsyncGRPOError, GuardError
+from asyncgrpo.errors import AsyncGRPOError, GuardError, UpdatesNotFinite
 from asyncgrpo.observe.evaluations import read_evaluations
 from asyncgrpo.observe.recorder import read_metrics
 from asyncgrpo.observe.run_folder import RunFolder
@@ -41,7 +41,8 @@ _NOT_METRICS = ("step", "version", "time")
 
 
 def run(run: Run, folder: Path, on_step: Callable[[dict[str, Any]], None]) -> None:
-    """Raises GuardError for a run that its guards stopped, AsyncGRPOError for another that failed."""
+    """Raises GuardError for a run that its guards stopped, UpdatesNotFinite for one that diverged, AsyncGRPOError for
+    another that failed."""
     config, errors = folder / "config.yaml", folder / "stderr"
     config.write_text(as_yaml(_values(run, folder)), encoding="utf-8")
     report = _Report(RunFolder(folder / "run"), on_step)
@@ -169,4 +170,6 @@ def _failure(code: int, text: str) -> AsyncGRPOError:
     message = "\n".join(errors) or (text.strip().splitlines() or ["nothing was printed"])[-1]
     if code == GuardError.exit_code:
         return GuardError(message)
+    if code == UpdatesNotFinite.exit_code:
+        return UpdatesNotFinite(message)
     return AsyncGRPOError(f"asyncgrpo train ended with exit code {code}: {message}")

@@ -24,8 +24,8 @@ from typing import Any, TextIO
 from asyncgrpo.ablation.design.arms import Run
 from asyncgrpo.ablation.kinds import kind_of, load
 from asyncgrpo.ablation.running.preparation import prepared
-from asyncgrpo.ablation.tables.records import LOG_FILE, StepWriter
-from asyncgrpo.errors import AsyncGRPOError, GuardError
+from asyncgrpo.ablation.tables.records import LOG_FILE, Status, StepWriter
+from asyncgrpo.errors import AsyncGRPOError, GuardError, UpdatesNotFinite
 from asyncgrpo.guardian import die_with_parent
 
 SAY_SECONDS = 0.2
@@ -38,14 +38,18 @@ def do_job(job: Mapping[str, Any], say: Say) -> bool:
     foresaw it may not be."""
     run, folder = Run.from_json(job["run"]), Path(job["folder"])
     started = time.monotonic()
+    status: Status
+    error: str | None = None
     try:
         if run.prepare is not None:
             run = run.with_settings(prepared(Path(job["prepared"]), run.prepare, run.seed))
         started = time.monotonic()
         _do(run, folder, say)
-        status, error = "finished", None
+        status = "finished"
     except GuardError as stopped:
-        status, error = "collapsed_stopped", str(stopped)
+        status, error = "stopped_by_guard", str(stopped)
+    except UpdatesNotFinite as diverged:
+        status, error = "diverged", str(diverged)
     except AsyncGRPOError as failure:
         traceback.print_exc()
         status, error = "failed", str(failure)

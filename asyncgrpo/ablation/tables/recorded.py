@@ -32,7 +32,7 @@ class RecordedRun:
     kind: str = ""
     staleness_kind: str = ""
     status: str = "finished"
-    """finished, failed or collapsed_stopped."""
+    """finished, diverged, stopped_by_guard or failed; see `records.Status`."""
     error: str | None = None
     seconds: float = 0.0
     finished_at: str | None = None

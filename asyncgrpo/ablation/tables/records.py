@@ -24,7 +24,9 @@ import pyarrow.parquet as pq
 from asyncgrpo.errors import RunFolderError
 from asyncgrpo.observe.files import replacing, write_error, write_text
 
-Status = Literal["finished", "failed", "collapsed_stopped"]
+Status = Literal["finished", "diverged", "stopped_by_guard", "failed"]
+"""diverged: the learner gave up on updates that were not finite. stopped_by_guard: `error` names the guard. Both are
+what the settings came to; failed: what they would have come to is unknown."""
 RUNS, STEPS = "runs.parquet", "steps.parquet"
 RUN_FILE, STEPS_FILE, LOG_FILE = "run.json", "steps.jsonl", "log"
 FACTOR = "factor:"
