@@ -15,7 +15,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
 from asyncgrpo.ablation.design.arms import Run
@@ -23,6 +22,7 @@ from asyncgrpo.ablation.kinds.checks import check_injected
 from asyncgrpo.ablation.kinds.held_out import Evaluation
 from asyncgrpo.ablation.kinds.past import Delays, Past
 from asyncgrpo.ablation.kinds.sampler import Sampler
+from asyncgrpo.ablation.randomness import Purpose, random_of
 from asyncgrpo.batches import StepBatches
 from asyncgrpo.config import RunConfig
 from asyncgrpo.errors import ConfigError
@@ -132,7 +132,7 @@ class Injected:
 
     def _completions(self, prompts: Sequence[Prompt], versions: Sequence[int], version: int) -> list[list[Completion]]:
         generation = self.config.generation
-        random = np.random.default_rng([self._run.seed, self._run.stream, version])
+        random = random_of(Purpose.SAMPLING, self._run.seed, version=version, stream=self._run.stream)
         shape = (len(prompts), generation.num_generations, generation.max_completion_length)
         uniform_PCT = random.random(shape)
         found: list[list[Completion]] = [[] for _ in prompts]
