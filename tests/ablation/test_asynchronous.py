@@ -113,11 +113,13 @@ def test_a_budget_of_samples_ends_the_run_after_the_step_that_reaches_it(study: 
     values = study.as_json()
     values["base"]["training"]["max_steps"] = 500
     values["factors"]["staleness"].pop("0")
-    values |= {"seeds": [0], "budget": {"samples": 20}}
+    values["base"]["checkpoint"] = {"save_minutes": 0}
+    values |= {"seeds": [0], "budget": {"samples": 20}, "evaluate_every": 400}
     (row,) = conducted(study_from_json(values), tmp_path / "out", tmp_path)
     assert (row["status"], row["error"]) == ("finished", None)
     last = read_table(tmp_path / "out" / "steps.parquet").to_pylist()[-1]
     assert 20 <= last["samples"] < 8 * 500
+    assert last["score"] is not None
 
 
 @pytest.mark.parametrize("kind", [GuardError, UpdatesNotFinite])

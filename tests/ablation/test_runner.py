@@ -138,6 +138,14 @@ def test_a_run_that_ends_before_its_budget_has_failed(tmp_path: Path) -> None:
     )
 
 
+def test_a_run_without_a_score_at_its_end_has_failed(tmp_path: Path) -> None:
+    study = toy_study(
+        **two_seeds(), seeds=1, study={"name": "x", "question": "?", "kind": f"{TOY}:forgets_the_last_score"}
+    )
+    (row,) = conducted(study, tmp_path / "out", tmp_path)
+    assert (row["status"], row["error"][:49]) == ("failed", "the policy after the last step, 4, was not evalua")
+
+
 def test_what_a_run_prints_is_in_its_log(tmp_path: Path) -> None:
     rows = conducted(toy_study(**two_seeds()), tmp_path / "out", tmp_path)
     logs = [(tmp_path / "out" / "runs" / row["run"] / "log").read_text() for row in rows]

@@ -62,5 +62,11 @@ def stops_early(run, folder, on_step):
         on_step({"step": step, "tokens": 10.0 * step, "samples": 4.0 * step, "seconds": 0.5 * step, "score": 1.0})
 
 
+def forgets_the_last_score(run, folder, on_step):
+    for step in range(run.budget.steps + 1):
+        score = None if step == run.budget.steps else 1.0
+        on_step({"step": step, "tokens": 10.0 * step, "samples": 4.0 * step, "seconds": 0.5 * step, "score": score})
+
+
 def prepares_nothing(folder, seed, options):
     return 7

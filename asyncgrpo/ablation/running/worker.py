@@ -63,15 +63,14 @@ def do_job(job: Mapping[str, Any], say: Say) -> bool:
 
 
 def _do(run: Run, folder: Path, say: Say) -> None:
-    """Raises what the kind raises, and AsyncGRPOError for a run that ended before its budget or without a score."""
+    """Raises what the kind raises, and AsyncGRPOError for a run that ended before its budget, or there has no score."""
     last: dict[str, Any] = {}
-    scores, said = 0, 0.0
+    said = 0.0
 
     def on_step(record: dict[str, Any]) -> None:
-        nonlocal last, scores, said
+        nonlocal last, said
         writer.append(record)
         last = record
-        scores += record.get("score") is not None
         if time.monotonic() - said >= SAY_SECONDS:
             said = time.monotonic()
             value = record["step"] if run.budget.axis == "steps" else record[run.budget.axis]
@@ -85,8 +84,11 @@ def _do(run: Run, folder: Path, say: Say) -> None:
             f"the run ended at {reached}, before its budget of {run.budget.amount:g} {run.budget.axis}; raise "
             "training.max_steps, or lower the budget"
         )
-    if not scores:
-        raise AsyncGRPOError("the run was never evaluated, so it has no score; name held-out prompts")
+    if last.get("score") is None:
+        raise AsyncGRPOError(
+            f"the policy after the last step, {last['step']}, was not evaluated, so what the run came to is unknown; "
+            "its log says why, or name held-out prompts"
+        )
 
 
 def main() -> int:
