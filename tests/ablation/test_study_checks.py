@@ -28,6 +28,8 @@ def test_a_study_that_is_all_right_gives_its_arms() -> None:
         expectations=[PAIR],
     )
     assert len(check_study(study)) == 5
+    positive = {"positive": {"method": "bad", "staleness": 4, "training.learning_rate": 1.0}}
+    assert len(check_study(toy_study(controls=positive, tune={**RATES, "seeds": [100]}))) == 5
 
 
 @pytest.mark.parametrize(
@@ -53,6 +55,11 @@ def test_a_study_that_is_all_right_gives_its_arms() -> None:
         (
             {"factors": {"rate": RATES}, "tune": {**RATES, "seeds": [100]}},
             "factors.rate and tune set training.learning_rate",
+        ),
+        (
+            {"tune": {**RATES, "seeds": [100]}, "controls": {"positive": {"method": "bad", "staleness": 4}}},
+            "controls.positive = {'method': 'bad', 'staleness': 4}: tune would choose the training.learning_rate with "
+            "which it does best, and it must collapse; give it one of its own, as training.learning_rate: 0.0001",
         ),
         ({"factors": {"f": {"a": {"rate": 1}}}}, "factors.f: 'rate' is no setting; write it with its section, as"),
         (

@@ -28,7 +28,7 @@ SCORED_HELD_OUT = (ASYNCHRONOUS, "injected")
 def check_study(study: Study) -> list[Arm]:
     """The study's arms. Raises ConfigError with a line for everything that is wrong."""
     kind_of(study.kind)
-    problems = [*_keys(study), *_paths(study), *_seeds(study), *_expectation_names(study)]
+    problems = [*_keys(study), *_positive(study), *_paths(study), *_seeds(study), *_expectation_names(study)]
     _refuse(problems)
     arms = arms_of(study)
     _refuse([*_selectors(study, arms)])
@@ -63,6 +63,16 @@ def _keys(study: Study) -> Iterator[str]:
         ours = OURS.get(key) or ("the budget sets it" if key == "training.max_steps" and study.budget.steps else None)
         if ours is not None:
             yield f"{min(factors)}: {key} cannot be chosen; {ours}"
+
+
+def _positive(study: Study) -> Iterator[str]:
+    """An arm that must collapse does not get the value with which it does best."""
+    tune, positive = study.tune, study.controls.positive
+    if tune is not None and positive is not None and tune.key not in positive:
+        yield (
+            f"controls.positive = {positive}: tune would choose the {tune.key} with which it does best, and it must "
+            f"collapse; give it one of its own, as {tune.key}: {tune.values[-1]!r}"
+        )
 
 
 def _unread(name: str, key: str) -> str | None:

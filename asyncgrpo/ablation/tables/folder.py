@@ -137,7 +137,8 @@ def write_plan(
     """Write plan.json, and study.yaml and base.yaml beside it.
 
     `study` is all of STUDY.yaml as JSON, now; for `frozen`, `sha256`, `written_at` and `study_changed` see `frozen`.
-    `arms` and `runs` name them all. `tuning`: by arm, what was `chosen` and the mean measure of each value.
+    `arms` and `runs` name them all. `tuning`: by arm, what was `chosen`, whether at an `edge` of the values,
+    and the mean measure of each value.
 
     Raises RunFolderError for a folder that another study has.
     """
