@@ -6,12 +6,9 @@ Whoever is first to need one of a block of seeds computes the block; the others 
 
 from __future__ import annotations
 
-import fcntl
 import json
-import os
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,6 +18,7 @@ import torch
 from asyncgrpo.ablation.design.arms import Run
 from asyncgrpo.ablation.design.content import content_key
 from asyncgrpo.ablation.design.values import get
+from asyncgrpo.ablation.exclusive import alone
 from asyncgrpo.ablation.kinds.bit_policy import BitPolicies, BitStep
 from asyncgrpo.ablation.kinds.checks import check_bits
 from asyncgrpo.learning.objectives.metrics import Counts, reduce_counts
@@ -37,7 +35,7 @@ def run(run: Run, folder: Path, on_step: OnStep) -> None:
     first = run.seed - run.seed % run.own().seeds_together
     block = replace(run, key="", seed=first).with_settings({"run.seed": first})
     curves = folder.parent.parent / "together" / content_key(block)
-    with _alone(curves):
+    with alone(curves):
         if not (curves / _name(run.seed)).is_file():
             curves.mkdir(parents=True, exist_ok=True)
             for offset, records in enumerate(compute(block)):
@@ -99,14 +97,3 @@ def _metrics(counts: Counts, seed: int) -> dict[str, float]:
 
 def _name(seed: int) -> str:
     return f"{seed}.json"
-
-
-@contextmanager
-def _alone(folder: Path) -> Iterator[None]:
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    descriptor = os.open(folder.with_name(f"{folder.name}.lock"), os.O_RDWR | os.O_CREAT, 0o644)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)  # the run's own deadline bounds it
-        yield
-    finally:
-        os.close(descriptor)
