@@ -95,7 +95,7 @@ def test_studies_that_share_a_cache_find_each_others_runs(tmp_path: Path) -> Non
         pytest.param(
             "hang",
             "failed",
-            "it took longer than run_timeout = 20 s; raise that, or look at its log",
+            "it took longer than run_timeout = 20 s; look at its log, or raise that and add --retry",
             marks=pytest.mark.slow,
         ),
     ],
@@ -110,6 +110,14 @@ def test_a_failure_is_a_result_and_the_next_run_goes_on(how: str, status: str, e
     assert not [
         child for child in psutil.Process().children() if "asyncgrpo.ablation.running.worker" in child.cmdline()
     ]
+
+
+def test_what_a_run_started_is_gone_when_its_process_has_died(tmp_path: Path) -> None:
+    child = tmp_path / "child"
+    (row,) = conducted(toy_study(**two_seeds(fail=str(child)), seeds=1), tmp_path / "out", tmp_path)
+    assert row["status"] == "failed"
+    pid = int(child.read_text())
+    assert not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
 
 
 def test_a_failed_run_is_done_again_only_when_asked(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import subprocess
 import time
 
 from asyncgrpo.errors import GuardError, UpdatesNotFinite
@@ -44,6 +45,10 @@ def go_wrong(how):
         case "nan":
             raise UpdatesNotFinite("loss is nan")
         case "die":
+            os.kill(os.getpid(), signal.SIGKILL)
+        case str() as path if path.startswith("/"):  # die, and leave a child behind
+            with open(path, "w") as file:
+                file.write(str(subprocess.Popen(["sleep", "600"]).pid))
             os.kill(os.getpid(), signal.SIGKILL)
         case "hang":
             time.sleep(600)
