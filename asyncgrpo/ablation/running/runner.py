@@ -80,8 +80,8 @@ class Runner:
 
     def _known(self, run: Run) -> Row | None:
         """What there is of it, with this study's names: two studies may call the same settings by other ones."""
-        row = self.folder.row(run)
-        if row is not None and not (self.retry and row["status"] == "failed"):
+        row = self.folder.kept(run, retry=self.retry)
+        if row is not None:
             known = {**_of_content(row), **self._names(run)}
         elif self.folder.cached(run):
             known = {**_of_content(self.folder.take_cached(run)), **self._names(run), "from_cache": True}

@@ -50,6 +50,11 @@ class StudyFolder:
         """Of a run that is over, done here before; None: it is to be done."""
         return read_run(self.of_run(run.key))
 
+    def kept(self, run: Run, *, retry: bool) -> dict[str, Any] | None:
+        """The same, if it stays so. retry: runs that failed do not."""
+        row = self.row(run)
+        return None if row is not None and retry and row["status"] == "failed" else row
+
     def begun(self) -> int:
         """How many runs of whatever study were ever begun here."""
         return sum(path.is_dir() for path in (self.path / "runs").glob("*"))
