@@ -58,7 +58,7 @@ def _keys(study: Study) -> Iterator[str]:
             yield f"{both} set {key}, so one would undo the other; leave it to one of them"
         if "." not in key and key != "rewards":
             yield f"{min(factors)}: {key!r} is no setting; write it with its section, as training.learning_rate"
-        if (unread := _unread(study.kind, key)) is not None:
+        if key not in OURS and (unread := _unread(study.kind, key)) is not None:
             yield f"{min(factors)}: {unread}"
         ours = OURS.get(key) or ("the budget sets it" if key == "training.max_steps" and study.budget.steps else None)
         if ours is not None:

