@@ -17,6 +17,7 @@
     │                              `drop_sample` and fewer samples are left than a group needs
     ├── EnvironmentFailure     an environment or a tool raised, was late or answered nonsense: its sample has failed
     ├── LearnerError           the learner failed or its process ended
+    │   └── UpdatesNotFinite       it gave up, as loss or gradient were not finite too often in a row: the run diverged
     ├── CheckpointError        one cannot be saved, or none can be resumed from
     ├── EvaluationError        an evaluation took too long, or scored nothing
     ├── GuardError             a guard saw the run go wrong, and wants it to end or to go back
@@ -47,6 +48,7 @@ EXIT_CODES: Mapping[int, str] = {
     9: "a guard ended the run",
     10: "an evaluation failed",
     11: "an environment or a tool failed",
+    12: "the learner gave up: loss or gradient were not finite too often in a row",
     INTERRUPTED: "stopped by a signal: Ctrl-C, SIGTERM or SIGHUP",
 }
 """Of the command line; each error below has its `exit_code` among them."""
@@ -123,6 +125,10 @@ class GroupUnscored(RewardError):
 
 class LearnerError(AsyncGRPOError):
     exit_code = 6
+
+
+class UpdatesNotFinite(LearnerError):
+    exit_code = 12
 
 
 class StallError(AsyncGRPOError):

@@ -103,10 +103,10 @@ def _finish(folder: Path, arguments: argparse.Namespace) -> int:
 def _dry_run(planned: Planned, folder: StudyFolder, arguments: argparse.Namespace) -> int:
     from asyncgrpo.ablation.running.overview import as_json, lines
 
-    for line in lines(planned, folder, arguments.parallel):
+    for line in lines(planned, folder, arguments.parallel, retry=arguments.retry):
         print(line)
     if arguments.json:
-        print(json.dumps(as_json(planned, folder, arguments.parallel)))
+        print(json.dumps(as_json(planned, folder, arguments.parallel, retry=arguments.retry)))
     return 0
 
 

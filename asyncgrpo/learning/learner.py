@@ -77,7 +77,7 @@ class Learner:
             try:
                 updates, skipped = self._updates.step(shard.batch, minibatches, watch)
             except LearnerError as error:
-                raise LearnerError(f"step {self.version}, {error}") from error
+                raise error.saying(f"step {self.version}, {error}") from error
             except torch.OutOfMemoryError as error:
                 raise LearnerError(
                     f"step {self.version} does not fit into memory with "

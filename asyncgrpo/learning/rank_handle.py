@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from asyncgrpo.config import RunConfig
-from asyncgrpo.errors import AsyncGRPOError, ConfigError, LearnerError
+from asyncgrpo.errors import AsyncGRPOError, ConfigError, LearnerError, UpdatesNotFinite
 from asyncgrpo.learning.wire import Message, read_message, write_message
 from asyncgrpo.observe.logs import log_tail
 
@@ -168,6 +168,8 @@ class RankProcess:
         kind, message = answer.arguments["type"], answer.arguments["message"]
         if kind == "ConfigError":
             raise ConfigError(message)
+        if kind == UpdatesNotFinite.__name__:
+            raise UpdatesNotFinite(f"learner rank {self.rank}, {call}: {message}")
         detail = message if kind == "LearnerError" else f"{kind}: {message}; the traceback is in {self._log_path}"
         raise LearnerError(f"learner rank {self.rank}, {call}: {detail}")
 

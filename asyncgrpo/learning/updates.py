@@ -28,7 +28,7 @@ from torch.nn.utils import clip_grad_norm_
 from transformers import PreTrainedModel
 
 from asyncgrpo.config import RunConfig
-from asyncgrpo.errors import LearnerError
+from asyncgrpo.errors import UpdatesNotFinite
 from asyncgrpo.learning.lora import lora_dropout
 from asyncgrpo.learning.microbatch import MicroBatch
 from asyncgrpo.learning.model import LoadedModel
@@ -165,12 +165,12 @@ class Updates:
         return Update(counts=counts, grad_norm=norm, learning_rate=learning_rate, is_finite=is_finite)
 
     def _skip(self, update: Update, number: int, minibatch: int) -> SkippedUpdate:
-        """Count an update that was not made. Raises LearnerError if that is one too many."""
+        """Count an update that was not made. Raises UpdatesNotFinite if that is one too many."""
         loss = sum_over_ranks(update.counts.total("loss"), self._device)  # the first rank to fail is the one heard
         most = self._config.training.max_skipped_updates
         if self.skipped_in_a_row >= most:
             in_a_row = f" ({most + 1} updates in a row; training.max_skipped_updates={most})" if most else ""
-            raise LearnerError(
+            raise UpdatesNotFinite(
                 f"update {number}: loss is {loss}, gradient norm is {update.grad_norm}{in_a_row}; lower "
                 "training.learning_rate, and look for log-probabilities that are not finite in rollouts"
             )

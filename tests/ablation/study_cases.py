@@ -12,9 +12,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from asyncgrpo.ablation.design.digest import digest_of
 from asyncgrpo.ablation.design.reading import study_from_json
 from asyncgrpo.ablation.design.study import Study
-from asyncgrpo.ablation.findings.beforehand import Beforehand, beforehand_of, digest_of
+from asyncgrpo.ablation.findings.beforehand import Beforehand, beforehand_of
 from asyncgrpo.ablation.tables.folder import PLAN
 from asyncgrpo.ablation.tables.recorded import RecordedRun
 from asyncgrpo.ablation.tables.records import FACTOR, RUNS, STEPS
@@ -133,14 +134,13 @@ def _recorded(
 
 def plan_of(study: Study, runs: int = 1) -> dict[str, Any]:
     """As the runner writes it before the first run."""
-    expectations = study.as_json()["expectations"]
     return {
         "study": study.as_json(),
-        "expectations": expectations,
-        "sha256": digest_of(expectations),
+        "frozen": study.as_json(),
+        "sha256": digest_of(study.as_json()),
         "written_at": "2026-01-01T00:00:00+00:00",
-        "expectations_changed": [],
-        "runs": [{"role": "arm"}] * runs + [{"role": "tuning"}],
+        "study_changed": [],
+        "runs": [{"role": "arm", "seed": study.seeds[0]}] * runs + [{"role": "tuning", "seed": 100}],
     }
 
 
@@ -158,6 +158,7 @@ def write_study(folder: Path, study: Study, runs: Sequence[RecordedRun]) -> Path
             **{FACTOR + name: level for name, level in run.factors.items()},
             "error": run.error,
             "seconds": run.seconds,
+            "finished_at": run.finished_at or "2026-01-02T00:00:00+00:00",
             "command": run.command,
             "config": json.dumps(run.config),
             "versions": json.dumps(run.versions),

@@ -12,11 +12,12 @@ from toy_runs import conducted
 from asyncgrpo.ablation.design.arms import arms_of, runs_of
 from asyncgrpo.ablation.design.reading import study_from_json
 from asyncgrpo.ablation.design.study import Study
-from asyncgrpo.ablation.kinds.asynchronous import as_yaml, joined
+from asyncgrpo.ablation.kinds.asynchronous import _failure, as_yaml, joined
 from asyncgrpo.ablation.running.cost import Costs
 from asyncgrpo.ablation.tables.folder import StudyFolder
 from asyncgrpo.ablation.tables.records import read_table
 from asyncgrpo.config import yaml_text
+from asyncgrpo.errors import AsyncGRPOError, GuardError, UpdatesNotFinite
 
 REWARD = """
 def mean_token(completion_ids, scale, **columns):
@@ -112,11 +113,19 @@ def test_a_budget_of_samples_ends_the_run_after_the_step_that_reaches_it(study: 
     values = study.as_json()
     values["base"]["training"]["max_steps"] = 500
     values["factors"]["staleness"].pop("0")
-    values |= {"seeds": [0], "budget": {"samples": 20}}
+    values["base"]["checkpoint"] = {"save_minutes": 0}
+    values |= {"seeds": [0], "budget": {"samples": 20}, "evaluate_every": 400}
     (row,) = conducted(study_from_json(values), tmp_path / "out", tmp_path)
     assert (row["status"], row["error"]) == ("finished", None)
     last = read_table(tmp_path / "out" / "steps.parquet").to_pylist()[-1]
     assert 20 <= last["samples"] < 8 * 500
+    assert last["score"] is not None
+
+
+@pytest.mark.parametrize("kind", [GuardError, UpdatesNotFinite])
+def test_how_train_ended_is_in_its_exit_code(kind: type[AsyncGRPOError]) -> None:
+    failure = _failure(kind.exit_code, "warning: x\nerror: it went wrong\n")
+    assert (type(failure), str(failure)) == (kind, "it went wrong")
 
 
 def record(step: int, **fields: Any) -> dict[str, Any]:

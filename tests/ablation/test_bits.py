@@ -13,6 +13,7 @@ from asyncgrpo.ablation.design.arms import Run
 from asyncgrpo.ablation.design.study import Budget
 from asyncgrpo.ablation.kinds import bits
 from asyncgrpo.ablation.kinds.bit_policy import BitPolicies, log_probabilities
+from asyncgrpo.ablation.randomness import Purpose, random_of
 from asyncgrpo.errors import ConfigError
 
 BASE: dict[str, Any] = {
@@ -79,7 +80,7 @@ def test_the_gradient_is_that_of_the_formula(weight: str, staleness: int) -> Non
         made.step()
         behaviour, current = logits[max(0, version - staleness)], logits[version]
         for seed in range(4):
-            uniform = np.random.default_rng([seed, 0, version]).random((16, 8))
+            uniform = random_of(Purpose.SAMPLING, seed, version=version).random((16, 8))
             drawn = torch.from_numpy(uniform) < behaviour[seed].sigmoid()
             rewards = (drawn.sum(dim=1) >= 6).double()
             advantages = (rewards - rewards.mean()) / (rewards.std() + 1e-4) if rewards.std() > 0 else rewards * 0

@@ -161,17 +161,6 @@ def test_failures_are_results():
     assert (lost["n"], lost["left_out"]) == (7, [2])
 
 
-def test_expectations_changed_after_the_first_run_are_said():
-    study = study_of(controls=CONTROLS)
-    changed = plan_of(study)
-    changed["expectations_changed"] = [{"at": "2026-02-01", "sha256": "x", "runs_over": 7, "expectations": []}]
-    results = compute(beforehand_of(changed), runs_of(study, truth))
-    assert "when 7 runs were over" in said(results)
-    forged = {**plan_of(study), "sha256": "0" * 64}
-    assert "plan.json itself was changed" in said(compute(beforehand_of(forged), runs_of(study, truth)))
-    assert "changed" not in said(compute(beforehand(study), runs_of(study, truth)))
-
-
 def test_a_study_that_is_not_over_says_so_first():
     study = study_of(controls=CONTROLS)
     results = compute(beforehand_of(plan_of(study, runs=73)), runs_of(study, truth))

@@ -10,6 +10,7 @@ from ablation_cases import TOY, toy_study
 from toy_runs import Heard, conducted
 
 from asyncgrpo.ablation.design.reading import study_from_json
+from asyncgrpo.ablation.findings.beforehand import read_beforehand
 from asyncgrpo.ablation.tables.folder import open_study, read_plan
 from asyncgrpo.ablation.tables.records import read_table
 from asyncgrpo.errors import ConfigError, RunFolderError
@@ -88,12 +89,13 @@ def test_studies_that_share_a_cache_find_each_others_runs(tmp_path: Path) -> Non
     ("how", "status", "error"),
     [
         ("raise", "failed", "ZeroDivisionError: the toy broke"),
-        ("guard", "collapsed_stopped", "reward collapsed"),
+        ("guard", "stopped_by_guard", "reward collapsed; guards.reward_action=stop"),
+        ("nan", "diverged", "loss is nan"),
         ("die", "failed", "its process ended with signal SIGKILL; the log in its folder may say why"),
         pytest.param(
             "hang",
             "failed",
-            "it took longer than run_timeout = 20 s; raise that, or look at its log",
+            "it took longer than run_timeout = 20 s; look at its log, or raise that and add --retry",
             marks=pytest.mark.slow,
         ),
     ],
@@ -108,6 +110,14 @@ def test_a_failure_is_a_result_and_the_next_run_goes_on(how: str, status: str, e
     assert not [
         child for child in psutil.Process().children() if "asyncgrpo.ablation.running.worker" in child.cmdline()
     ]
+
+
+def test_what_a_run_started_is_gone_when_its_process_has_died(tmp_path: Path) -> None:
+    child = tmp_path / "child"
+    (row,) = conducted(toy_study(**two_seeds(fail=str(child)), seeds=1), tmp_path / "out", tmp_path)
+    assert row["status"] == "failed"
+    pid = int(child.read_text())
+    assert not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
 
 
 def test_a_failed_run_is_done_again_only_when_asked(tmp_path: Path) -> None:
@@ -134,6 +144,14 @@ def test_a_run_that_ends_before_its_budget_has_failed(tmp_path: Path) -> None:
     assert row["error"].startswith(
         "the run ended at step 1, before its budget of 1000 tokens; raise training.max_steps"
     )
+
+
+def test_a_run_without_a_score_at_its_end_has_failed(tmp_path: Path) -> None:
+    study = toy_study(
+        **two_seeds(), seeds=1, study={"name": "x", "question": "?", "kind": f"{TOY}:forgets_the_last_score"}
+    )
+    (row,) = conducted(study, tmp_path / "out", tmp_path)
+    assert (row["status"], row["error"][:49]) == ("failed", "the policy after the last step, 4, was not evalua")
 
 
 def test_what_a_run_prints_is_in_its_log(tmp_path: Path) -> None:
@@ -201,21 +219,49 @@ def test_running_engines_serve_one_run_at_a_time(tmp_path: Path) -> None:
 EXPECTATION = {"name": "e", "left": {"staleness": 4}, "right": {"staleness": 0}, "expect": "less"}
 
 
-def test_expectations_stay_as_they_were_before_the_first_run(tmp_path: Path) -> None:
+def test_the_study_stays_as_it_was_before_the_first_run(tmp_path: Path) -> None:
     changed = {**EXPECTATION, "expect": "greater"}
     conducted(toy_study(seeds=1, expectations=[EXPECTATION]), tmp_path / "out", tmp_path)
     first = read_plan(tmp_path / "out")
-    assert [e["expect"] for e in first["expectations"]] == ["less"]
-    assert first["expectations_changed"] == []
-    for expectations in ([EXPECTATION], [changed], [changed]):
-        conducted(toy_study(seeds=1, expectations=expectations), tmp_path / "out", tmp_path)
+    assert first["frozen"] == first["study"]
+    assert first["study_changed"] == []
+    for expectations, margin in (([EXPECTATION], 0.03), ([changed], 0.2), ([changed], 0.2)):
+        study = toy_study(seeds=1, expectations=expectations, equivalence_margin=margin)
+        conducted(study, tmp_path / "out", tmp_path)
     plan = read_plan(tmp_path / "out")
-    assert [plan[name] for name in ("sha256", "written_at", "expectations")] == [
-        first[name] for name in ("sha256", "written_at", "expectations")
+    assert [plan[name] for name in ("sha256", "written_at", "frozen")] == [
+        first[name] for name in ("sha256", "written_at", "frozen")
     ]
-    (change,) = plan["expectations_changed"]
-    assert [e["expect"] for e in change["expectations"]] == ["greater"]
-    assert (change["runs_over"], change["sha256"] != plan["sha256"]) == (4, True)
+    (change,) = plan["study_changed"]
+    assert change["runs_begun"] == 4
+    assert change["fields"] == [
+        {"field": "equivalence_margin", "then": 0.03, "now": 0.2},
+        {"field": "expectations.e.expect", "then": "less", "now": "greater"},
+    ]
+    known = read_beforehand(tmp_path / "out")
+    assert (known.study.equivalence_margin, known.study.expectations[0].expect) == (0.03, "less")
+    assert [line.split(": ")[1] for line in known.changes] == [
+        "equivalence_margin was 0.03, is 0.2",
+        'expectations.e.expect was "less", is "greater"',
+    ]
+
+
+def test_a_plan_that_went_missing_is_told(tmp_path: Path) -> None:
+    conducted(toy_study(seeds=1), tmp_path / "out", tmp_path)
+    (tmp_path / "out" / "plan.json").unlink()
+    conducted(toy_study(seeds=1), tmp_path / "out", tmp_path)
+    lost, older = read_beforehand(tmp_path / "out").changes
+    assert lost.endswith('after 4 runs had begun: plan.json was absent, is "written anew"')
+    assert older == "4 of 4 runs (0 from the cache) were over before the study was written down"
+
+
+def test_cached_runs_that_are_older_than_the_study_are_told(tmp_path: Path) -> None:
+    conducted(toy_study(seeds=1), tmp_path / "one", tmp_path, cache=tmp_path / "cache")
+    conducted(toy_study(seeds=2), tmp_path / "two", tmp_path, cache=tmp_path / "cache")
+    assert read_beforehand(tmp_path / "one").changes == ()
+    assert read_beforehand(tmp_path / "two").changes == (
+        "4 of 8 runs (4 from the cache) were over before the study was written down",
+    )
 
 
 def test_the_folder_knows_its_study_and_no_other(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from asyncgrpo.errors import ConfigError
 
 PAIR = {"name": "e", "left": {"staleness": 4}, "right": {"staleness": 0}, "expect": "less"}
 RATES = {"key": "training.learning_rate", "values": [1e-3, 1e-4]}
+STALENESS = {"key": "buffer.max_staleness", "values": [0, 4]}
 HEADER = {"name": "x", "question": "?"}
 
 
@@ -27,6 +28,8 @@ def test_a_study_that_is_all_right_gives_its_arms() -> None:
         expectations=[PAIR],
     )
     assert len(check_study(study)) == 5
+    positive = {"positive": {"method": "bad", "staleness": 4, "training.learning_rate": 1.0}}
+    assert len(check_study(toy_study(controls=positive, tune={**RATES, "seeds": [100]}))) == 5
 
 
 @pytest.mark.parametrize(
@@ -52,6 +55,11 @@ def test_a_study_that_is_all_right_gives_its_arms() -> None:
         (
             {"factors": {"rate": RATES}, "tune": {**RATES, "seeds": [100]}},
             "factors.rate and tune set training.learning_rate",
+        ),
+        (
+            {"tune": {**RATES, "seeds": [100]}, "controls": {"positive": {"method": "bad", "staleness": 4}}},
+            "controls.positive = {'method': 'bad', 'staleness': 4}: tune would choose the training.learning_rate with "
+            "which it does best, and it must collapse; give it one of its own, as training.learning_rate: 0.0001",
         ),
         ({"factors": {"f": {"a": {"rate": 1}}}}, "factors.f: 'rate' is no setting; write it with its section, as"),
         (
@@ -104,6 +112,46 @@ def test_a_study_that_is_all_right_gives_its_arms() -> None:
         (
             {"study": {**HEADER, "kind": "asynchronous"}, "base": {}, "factors": {"rate": RATES}},
             "evaluation.dataset is absent, so there is no score to compare arms by",
+        ),
+        (
+            {"study": {**HEADER, "kind": "injected"}, "base": {}, "factors": {"s": STALENESS}},
+            "factors.s: buffer.max_staleness is nothing that the kind `injected` reads, so its levels would be one; "
+            "with kind: injected, staleness is injected.staleness",
+        ),
+        (
+            {
+                "study": {**HEADER, "kind": "bits"},
+                "base": {},
+                "factors": {"k": {"key": "bits.staleness", "values": [0, 1]}},
+                "tune": {"key": "model.dtype", "values": ["float32", "bfloat16"], "seeds": [100]},
+            },
+            "tune: model.dtype is nothing that the kind `bits` reads, so its levels would be one; leave it out",
+        ),
+        (
+            {
+                "study": {**HEADER, "kind": "asynchronous"},
+                "base": {},
+                "factors": {"s": STALENESS},
+                "controls": {"positive": {"s": 4, "injected.staleness": 9}},
+            },
+            "controls.positive: injected.staleness is nothing that the kind `asynchronous` reads, so its levels would "
+            "be one; with kind: asynchronous, staleness is buffer.max_staleness",
+        ),
+        (
+            {
+                "study": {**HEADER, "kind": "injected"},
+                "base": {"evaluation": {"dataset": "d.jsonl"}, "replay": {"replay_fraction": 0.5}},
+                "factors": {"k": {"key": "injected.staleness", "values": [1]}},
+            },
+            "replay.replay_fraction is set, and the kind `injected` does not do it; leave it out, or study it with",
+        ),
+        (
+            {
+                "study": {**HEADER, "kind": "bits"},
+                "base": {"training": {"groups_per_step": 2}},
+                "factors": {"k": {"key": "bits.staleness", "values": [1]}},
+            },
+            "training.groups_per_step=2 has no meaning for the kind `bits`",
         ),
     ],
 )

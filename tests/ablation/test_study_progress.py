@@ -31,11 +31,11 @@ def test_a_line_per_run_with_the_time_that_is_left() -> None:
         clock.now += 30.0
         progress.over(RUNS[1], row(), taken=False)
         progress.over(RUNS[2], row("failed", "ValueError: no\nand why"), taken=False)
-        progress.over(RUNS[3], row("collapsed_stopped", "reward fell"), taken=False)
+        progress.over(RUNS[3], row("stopped_by_guard", "reward fell"), taken=False)
     assert out.getvalue().splitlines() == [
         "[2/8] method=good, staleness=4, seed 0: finished in 1 min 05 s; about 3 min 00 s left",
         "[3/8] method=bad, staleness=0, seed 0: failed in 1 min 05 s: ValueError: no; about 1 min 15 s left",
-        "[4/8] method=bad, staleness=4, seed 0: collapsed stopped in 1 min 05 s: reward fell; about 40 s left",
+        "[4/8] method=bad, staleness=4, seed 0: stopped by guard in 1 min 05 s: reward fell; about 40 s left",
     ]
     assert progress.failures == 1
 

@@ -23,6 +23,17 @@ def test_measures() -> None:
     assert measure("auc", steps(0.5, None)) == 0.5
 
 
+def test_areas_are_over_the_axis_of_the_budget() -> None:
+    curve = [
+        {"step": step, "tokens": tokens, "score": score} for step, tokens, score in ((0, 0, 0), (1, 1, 1), (2, 9, 1))
+    ]
+    assert measure("auc", curve) == pytest.approx(0.75)
+    assert measure("auc", curve, "tokens") == pytest.approx((0.5 + 8) / 9)
+    unknown = [*curve, {"step": 3, "tokens": None, "score": 0.25}]
+    assert measure("auc", unknown, "tokens") == pytest.approx((0.5 + 8) / 9)
+    assert measure("final", unknown, "tokens") == 0.25
+
+
 @pytest.mark.parametrize(
     ("scores", "chosen"),
     [
@@ -36,6 +47,7 @@ def test_measures() -> None:
 def test_the_best_value(scores: dict[str, list[float | None]], chosen: int) -> None:
     found = tuned(scores)
     assert found["one"]["chosen"] == chosen
+    assert found["one"]["edge"] is (chosen != 2)
     assert found["one"]["failed"] == {value: of.count(None) for value, of in scores.items()}
 
 

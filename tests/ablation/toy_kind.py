@@ -3,9 +3,10 @@
 import json
 import os
 import signal
+import subprocess
 import time
 
-from asyncgrpo.errors import GuardError
+from asyncgrpo.errors import GuardError, UpdatesNotFinite
 
 
 def run(run, folder, on_step):
@@ -40,8 +41,14 @@ def go_wrong(how):
         case "raise":
             raise ZeroDivisionError("the toy broke")
         case "guard":
-            raise GuardError("reward collapsed")
+            raise GuardError("reward collapsed; guards.reward_action=stop")
+        case "nan":
+            raise UpdatesNotFinite("loss is nan")
         case "die":
+            os.kill(os.getpid(), signal.SIGKILL)
+        case str() as path if path.startswith("/"):  # die, and leave a child behind
+            with open(path, "w") as file:
+                file.write(str(subprocess.Popen(["sleep", "600"]).pid))
             os.kill(os.getpid(), signal.SIGKILL)
         case "hang":
             time.sleep(600)
@@ -58,6 +65,12 @@ def prepare(folder, seed, options):
 def stops_early(run, folder, on_step):
     for step in range(2):
         on_step({"step": step, "tokens": 10.0 * step, "samples": 4.0 * step, "seconds": 0.5 * step, "score": 1.0})
+
+
+def forgets_the_last_score(run, folder, on_step):
+    for step in range(run.budget.steps + 1):
+        score = None if step == run.budget.steps else 1.0
+        on_step({"step": step, "tokens": 10.0 * step, "samples": 4.0 * step, "seconds": 0.5 * step, "score": score})
 
 
 def prepares_nothing(folder, seed, options):

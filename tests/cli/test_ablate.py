@@ -106,6 +106,11 @@ def test_failures_are_said_and_are_no_error_of_the_command(
     assert "2 runs are over, 1 failed" in out
     assert ablate(study, "--output", tmp_path / "out", "--dry-run") == 0
     assert "2 runs: 2 there (1 failed, which is their result; --retry does them again)" in capsys.readouterr().out
+    assert ablate(study, "--output", tmp_path / "out", "--dry-run", "--retry", "--json") == 0
+    *lines, last = capsys.readouterr().out.splitlines()
+    assert any(line.startswith("2 runs: 1 there, 0 in the cache, 1 to do, which takes") for line in lines)
+    assert json.loads(last)["runs_left"] == 1
+    assert [run["there"] for run in json.loads(last)["runs"]] == [True, False]
 
 
 def test_a_study_that_is_wrong_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

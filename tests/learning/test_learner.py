@@ -12,7 +12,7 @@ from resume_cases import differences, everything, resume_config
 from transformers import AutoModelForCausalLM
 
 from asyncgrpo.config import RunConfig
-from asyncgrpo.errors import ConfigError, LearnerError
+from asyncgrpo.errors import ConfigError, LearnerError, UpdatesNotFinite
 from asyncgrpo.learning.batching import Shard, make_batch, shards
 from asyncgrpo.learning.export import export_tensors
 from asyncgrpo.learning.learner import Learner
@@ -192,7 +192,7 @@ def test_a_loss_that_is_not_finite_names_the_step_and_leaves_the_weights(tied_mo
     learner = Learner(make_config(str(tied_model), training={"max_skipped_updates": 0}), "cpu")
     before = everything(learner)
     with pytest.raises(
-        LearnerError, match=r"step 0, update 1: loss is nan, gradient norm is nan; lower training\.learn"
+        UpdatesNotFinite, match=r"step 0, update 1: loss is nan, gradient norm is nan; lower training\.learn"
     ):
         learner.train(spoilt(learner))
     assert differences(everything(learner), before) == []
@@ -232,7 +232,9 @@ def test_updates_skipped_in_a_row_stop_the_run_and_one_that_is_made_starts_anew(
     for _ in range(2):
         learner.train(spoilt(learner))
     before = everything(learner)
-    with pytest.raises(LearnerError, match=r"step 5, update 1: loss is nan.* \(3 updates in a row; training\.max_skip"):
+    with pytest.raises(
+        UpdatesNotFinite, match=r"step 5, update 1: loss is nan.* \(3 updates in a row; training\.max_skip"
+    ):
         learner.train(spoilt(learner))
     assert differences(everything(learner), before) == []
 

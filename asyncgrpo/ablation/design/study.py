@@ -117,7 +117,8 @@ class Tune(Section):
     seeds: Seeds
     """None of the study's."""
     measure: Literal["auc", "final"] = "auc"
-    """What the best value has most of, in the mean over seeds: area under the score's curve over steps, or its end."""
+    """What the best value has most of, in the mean over seeds: area under the score's curve over the budget's
+    axis, or its end."""
 
 
 class Collapse(Section):

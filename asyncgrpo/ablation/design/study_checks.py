@@ -11,6 +11,7 @@ from asyncgrpo.ablation.design.arms import Arm, arms_of, make_run, select
 from asyncgrpo.ablation.design.study import Study, level_name
 from asyncgrpo.ablation.design.values import changed, get
 from asyncgrpo.ablation.kinds import KINDS, kind_of
+from asyncgrpo.config.names import FIELDS
 from asyncgrpo.errors import ConfigError
 
 OURS = {
@@ -20,12 +21,14 @@ OURS = {
 }
 """Settings that a study gives its runs itself, and what to do instead."""
 ASYNCHRONOUS = "asynchronous"
+SCORED_HELD_OUT = (ASYNCHRONOUS, "injected")
+"""Kinds whose score is that of held-out prompts."""
 
 
 def check_study(study: Study) -> list[Arm]:
     """The study's arms. Raises ConfigError with a line for everything that is wrong."""
     kind_of(study.kind)
-    problems = [*_keys(study), *_paths(study), *_seeds(study), *_expectation_names(study)]
+    problems = [*_keys(study), *_positive(study), *_paths(study), *_seeds(study), *_expectation_names(study)]
     _refuse(problems)
     arms = arms_of(study)
     _refuse([*_selectors(study, arms)])
@@ -47,15 +50,43 @@ def _keys(study: Study) -> Iterator[str]:
             owners.setdefault(key, set()).add(f"factors.{factor}")
     if study.tune is not None:
         owners.setdefault(study.tune.key, set()).add("tune")
+    for key in (key for key in study.controls.positive or () if "." in key):  # may set what a factor does
+        owners.setdefault(key, {"controls.positive"})
     for key, factors in owners.items():
         if len(factors) > 1:
             both = " and ".join(sorted(factors))
             yield f"{both} set {key}, so one would undo the other; leave it to one of them"
         if "." not in key and key != "rewards":
             yield f"{min(factors)}: {key!r} is no setting; write it with its section, as training.learning_rate"
+        if key not in OURS and (unread := _unread(study.kind, key)) is not None:
+            yield f"{min(factors)}: {unread}"
         ours = OURS.get(key) or ("the budget sets it" if key == "training.max_steps" and study.budget.steps else None)
         if ours is not None:
             yield f"{min(factors)}: {key} cannot be chosen; {ours}"
+
+
+def _positive(study: Study) -> Iterator[str]:
+    """An arm that must collapse does not get the value with which it does best."""
+    tune, positive = study.tune, study.controls.positive
+    if tune is not None and positive is not None and tune.key not in positive:
+        yield (
+            f"controls.positive = {positive}: tune would choose the {tune.key} with which it does best, and it must "
+            f"collapse; give it one of its own, as {tune.key}: {tune.values[-1]!r}"
+        )
+
+
+def _unread(name: str, key: str) -> str | None:
+    """That the kind does nothing with a setting that there is."""
+    kind = kind_of(name)
+    of_others = {other.name for other in KINDS.values() if other.section is not None} - {name}
+    is_setting = key in FIELDS or key.partition(".")[0] in of_others
+    if not is_setting or (key in FIELDS and key.startswith(kind.reads)) or kind.name == kind.function:
+        return None
+    if key in {other.staleness_key for other in KINDS.values()} and kind.staleness_key is not None:
+        advice = f"with kind: {name}, staleness is {kind.staleness_key}"
+    else:
+        advice = "leave it out, or choose a kind that does"
+    return f"{key} is nothing that the kind `{name}` reads, so its levels would be one; {advice}"
 
 
 def _paths(study: Study) -> Iterator[str]:
@@ -115,10 +146,13 @@ def _selectors(study: Study, arms: Sequence[Arm]) -> Iterator[str]:
 def _configurations(study: Study, arms: Sequence[Arm]) -> Iterator[str]:
     """Every arm's, with every value that is tried for it. The same fault of several arms is said of the first."""
     first: dict[str, str] = {}
+    check = kind_of(study.kind).check
     for arm in arms:
         for value in study.tune.values if study.tune is not None and arm.tuned else (None,):
             try:
-                make_run(study, arm, study.seeds[0], value=value)
+                run = make_run(study, arm, study.seeds[0], value=value)
+                if check is not None:
+                    check(run.config(), run.budget)
             except ConfigError as error:
                 tried = "" if value is None else f", tried with {level_name(value)}"
                 for line in str(error).splitlines():
@@ -136,7 +170,7 @@ def _twins(study: Study, arms: Sequence[Arm]) -> Iterator[str]:
 
 
 def _needs_of_kind(study: Study) -> Iterator[str]:
-    if study.kind != ASYNCHRONOUS:
+    if study.kind not in SCORED_HELD_OUT:
         return
     levels = [level for factor in study.factors.values() for level in factor.values()]
     everywhere = [study.base, *(changed(study.base, level) for level in levels)]
@@ -145,5 +179,5 @@ def _needs_of_kind(study: Study) -> Iterator[str]:
             "evaluation.dataset is absent, so there is no score to compare arms by: trained prompts are not the same "
             "in all arms; name held-out prompts"
         )
-    if any(get(values, "evaluation.eval_strategy") == "no" for values in everywhere):
+    if study.kind == ASYNCHRONOUS and any(get(values, "evaluation.eval_strategy") == "no" for values in everywhere):
         yield "evaluation.eval_strategy=no leaves arms without a score; leave it out"

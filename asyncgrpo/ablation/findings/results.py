@@ -62,6 +62,7 @@ def compute_study(folder: Path) -> dict[str, Any]:
 
 def compute(beforehand: Beforehand, runs: Sequence[RecordedRun]) -> dict[str, Any]:
     """As results.json holds them: plain values, numbers rounded. Raises RunFolderError without a run."""
+    runs = beforehand.judged(runs)
     told = [run for run in runs if run.role != "tuning"]
     if not told:
         raise RunFolderError("runs.parquet has no run but those of tuning: there is nothing to report yet")

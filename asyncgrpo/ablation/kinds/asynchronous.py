@@ -19,7 +19,7 @@ from typing import Any
 from asyncgrpo.ablation.design.arms import Run
 from asyncgrpo.ablation.design.values import Values, changed
 from asyncgrpo.config import yaml_text
-from asyncgrpo.errors import AsyncGRPOError, GuardError
+from asyncgrpo.errors import INTERRUPTED, AsyncGRPOError, GuardError, UpdatesNotFinite
 from asyncgrpo.observe.evaluations import read_evaluations
 from asyncgrpo.observe.recorder import read_metrics
 from asyncgrpo.observe.run_folder import RunFolder
@@ -29,7 +29,7 @@ STOP_SECONDS = 20.0
 """For a run that is to end at once to take down its engines."""
 OTHER_SEED = 1_000_003
 """Added to the engines' seed for the A/A arm."""
-INTERRUPTED = 130
+NEVER_MINUTES = 1e6
 _TRAIN = """
 import sys
 from asyncgrpo.guardian import die_with_parent
@@ -41,24 +41,42 @@ _NOT_METRICS = ("step", "version", "time")
 
 
 def run(run: Run, folder: Path, on_step: Callable[[dict[str, Any]], None]) -> None:
-    """Raises GuardError for a run that its guards stopped, AsyncGRPOError for another that failed."""
-    config, errors = folder / "config.yaml", folder / "stderr"
-    config.write_text(as_yaml(_values(run, folder)), encoding="utf-8")
+    """Raises GuardError for a run that its guards stopped, UpdatesNotFinite for one that diverged, AsyncGRPOError for
+    another that failed."""
     report = _Report(RunFolder(folder / "run"), on_step)
+    values = _values(run, folder)
+    if _trained(values, folder / "config.yaml", report, run):
+        _evaluate_end(values, folder, report)
+    report.finish()
+    for name in ("checkpoints_dir", "model_dir"):
+        shutil.rmtree(getattr(report.folder, name), ignore_errors=True)
+
+
+def _trained(values: Values, config: Path, report: _Report, run: Run | None) -> bool:
+    """Do `asyncgrpo train` until it ends, or until the budget of `run` is spent; which is what it returns."""
+    config.write_text(as_yaml(values), encoding="utf-8")
+    errors = config.with_suffix(".stderr")
     with open(errors, "wb") as stderr:
         process = subprocess.Popen(
             [sys.executable, "-P", "-c", _TRAIN, str(os.getpid()), str(config)], stdin=subprocess.DEVNULL, stderr=stderr
         )
         try:
-            stopped = _watch(process, report, run)
+            stopped = run is not None and _watch(process, report, run)
+            process.wait()  # the run's own deadline bounds it
         finally:
             _end(process)
     sys.stderr.write(text := errors.read_text(encoding="utf-8", errors="replace"))
     if process.returncode not in (0, INTERRUPTED if stopped else 0):
         raise _failure(process.returncode, text)
-    report.finish()
-    for name in ("checkpoints_dir", "model_dir"):
-        shutil.rmtree(getattr(report.folder, name), ignore_errors=True)
+    return stopped
+
+
+def _evaluate_end(values: Values, folder: Path, report: _Report) -> None:
+    """What a run owes that was asked to stop, the score of its last policy: it resumes as one that has no step left."""
+    last = report.read()[-1]
+    if last["score"] is None:
+        end = {"training.max_steps": last["step"], "run.resume": "must", "run.allow_changes": True}
+        _trained(changed(values, end), folder / "end.yaml", report, None)
 
 
 def as_yaml(values: Values) -> str:
@@ -130,6 +148,8 @@ def _values(run: Run, folder: Path) -> dict[str, Any]:
         "evaluation.eval_steps": run.evaluate_every,
         "evaluation.eval_on_start": True,
     }
+    if run.budget.axis != "steps" and not run.config().checkpoint.is_on:
+        settings["checkpoint.save_minutes"] = NEVER_MINUTES  # only the one that a stopped run leaves, to be evaluated
     if run.stream:
         engines = run.config().engines
         settings["engines.extra_args"] = [*engines.extra_args, "--seed", str(run.seed + OTHER_SEED)]
@@ -169,4 +189,6 @@ def _failure(code: int, text: str) -> AsyncGRPOError:
     message = "\n".join(errors) or (text.strip().splitlines() or ["nothing was printed"])[-1]
     if code == GuardError.exit_code:
         return GuardError(message)
+    if code == UpdatesNotFinite.exit_code:
+        return UpdatesNotFinite(message)
     return AsyncGRPOError(f"asyncgrpo train ended with exit code {code}: {message}")

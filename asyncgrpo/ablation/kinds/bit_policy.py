@@ -20,6 +20,7 @@ from torch.nn import Parameter
 from torch.nn.functional import logsigmoid
 
 from asyncgrpo.ablation.kinds.settings import BitsSection
+from asyncgrpo.ablation.randomness import Purpose, random_of
 from asyncgrpo.config import RunConfig
 from asyncgrpo.errors import ConfigError
 from asyncgrpo.learning.advantages import sum_then_normalize
@@ -122,7 +123,8 @@ class BitPolicies:
 
     def _drawn(self, logits_SH: Tensor) -> Tensor:
         shape = (self._samples, self._section.bits)
-        uniform = [np.random.default_rng([seed, self._stream, self.version]).random(shape) for seed in self._seeds]
+        at = {"version": self.version, "stream": self._stream}
+        uniform = [random_of(Purpose.SAMPLING, seed, **at).random(shape) for seed in self._seeds]
         return torch.from_numpy(np.stack(uniform)) < logits_SH.double().sigmoid()[:, None]
 
 

@@ -6,12 +6,9 @@ Whoever is first to need one of a block of seeds computes the block; the others 
 
 from __future__ import annotations
 
-import fcntl
 import json
-import os
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,11 +17,10 @@ import torch
 
 from asyncgrpo.ablation.design.arms import Run
 from asyncgrpo.ablation.design.content import content_key
-from asyncgrpo.ablation.design.study import Budget
 from asyncgrpo.ablation.design.values import get
+from asyncgrpo.ablation.exclusive import alone
 from asyncgrpo.ablation.kinds.bit_policy import BitPolicies, BitStep
-from asyncgrpo.config import RunConfig
-from asyncgrpo.errors import ConfigError
+from asyncgrpo.ablation.kinds.checks import check_bits
 from asyncgrpo.learning.objectives.metrics import Counts, reduce_counts
 from asyncgrpo.observe.files import write_text
 from asyncgrpo.observe.metrics import REPORTED_AS
@@ -35,11 +31,11 @@ Record = dict[str, Any]
 
 def run(run: Run, folder: Path, on_step: OnStep) -> None:
     """One run of a study; see `kinds`. Raises ConfigError for settings that a bit policy does not have."""
-    _check(run.config(), run.budget)
+    check_bits(run.config(), run.budget)
     first = run.seed - run.seed % run.own().seeds_together
     block = replace(run, key="", seed=first).with_settings({"run.seed": first})
     curves = folder.parent.parent / "together" / content_key(block)
-    with _alone(curves):
+    with alone(curves):
         if not (curves / _name(run.seed)).is_file():
             curves.mkdir(parents=True, exist_ok=True)
             for offset, records in enumerate(compute(block)):
@@ -99,39 +95,5 @@ def _metrics(counts: Counts, seed: int) -> dict[str, float]:
     return named
 
 
-def _check(config: RunConfig, budget: Budget) -> None:
-    if budget.axis == "seconds":
-        raise ConfigError(
-            f"budget.seconds={budget.amount:g}: a curve of the kind `bits` is computed together with others, so its "
-            "seconds say nothing; give budget.steps"
-        )
-    training, objective = config.training, config.objective
-    wrong = {
-        "training.num_iterations": training.num_iterations > 1,
-        "training.num_minibatches": training.num_minibatches > 1,
-        "training.groups_per_step": training.groups_per_step > 1,
-        "objective.beta": objective.beta > 0,
-        "objective.entropy_coef": objective.entropy_coef > 0,
-    }
-    for name in (name for name, is_wrong in wrong.items() if is_wrong):
-        section, _, field = name.partition(".")
-        value = getattr(getattr(config, section), field)
-        raise ConfigError(
-            f"{name}={value} has no meaning for the kind `bits`: a step is one update with one group of "
-            "generation.num_generations samples, and no other term; leave it at its smallest"
-        )
-
-
 def _name(seed: int) -> str:
     return f"{seed}.json"
-
-
-@contextmanager
-def _alone(folder: Path) -> Iterator[None]:
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    descriptor = os.open(folder.with_name(f"{folder.name}.lock"), os.O_RDWR | os.O_CREAT, 0o644)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)  # the run's own deadline bounds it
-        yield
-    finally:
-        os.close(descriptor)

@@ -7,9 +7,8 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
-
 from asyncgrpo.ablation.kinds.sampler import Drawn, Sampler
+from asyncgrpo.ablation.randomness import Purpose, random_of
 from asyncgrpo.config import RunConfig
 from asyncgrpo.errors import EvaluationError
 from asyncgrpo.evaluation.estimates import mean_over_prompts
@@ -43,7 +42,7 @@ class Evaluation:
         uniform = None
         if generation.temperature > 0.0:
             shape = (len(prompts), self._held_out.samples_per_prompt, generation.max_completion_length)
-            uniform = np.random.default_rng([self._seed, len(prompts)]).random(shape)
+            uniform = random_of(Purpose.HELD_OUT, self._seed).random(shape)
         drawn = self._sampler.complete(
             [prompt.token_ids for prompt in prompts], uniform, generation.temperature, generation.max_completion_length
         )

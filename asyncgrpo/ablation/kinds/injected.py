@@ -15,13 +15,14 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
 from asyncgrpo.ablation.design.arms import Run
+from asyncgrpo.ablation.kinds.checks import check_injected
 from asyncgrpo.ablation.kinds.held_out import Evaluation
 from asyncgrpo.ablation.kinds.past import Delays, Past
 from asyncgrpo.ablation.kinds.sampler import Sampler
+from asyncgrpo.ablation.randomness import Purpose, random_of
 from asyncgrpo.batches import StepBatches
 from asyncgrpo.config import RunConfig
 from asyncgrpo.errors import ConfigError
@@ -71,7 +72,9 @@ class Injected:
 
     def __init__(self, run: Run) -> None:
         self._run, config = run, run.config()
-        _check(config)
+        check_injected(config, run.budget)
+        if not config.evaluation.dataset:
+            raise ConfigError("evaluation.dataset is not set: a study compares scores on held-out prompts; name them")
         self.delays = Delays(run.own(), run.seed)
         # What the oldest token may be is what metrics are kept apart by.
         self.config = config = _with_staleness(config, self.delays.most)
@@ -129,7 +132,7 @@ class Injected:
 
     def _completions(self, prompts: Sequence[Prompt], versions: Sequence[int], version: int) -> list[list[Completion]]:
         generation = self.config.generation
-        random = np.random.default_rng([self._run.seed, self._run.stream, version])
+        random = random_of(Purpose.SAMPLING, self._run.seed, version=version, stream=self._run.stream)
         shape = (len(prompts), generation.num_generations, generation.max_completion_length)
         uniform_PCT = random.random(shape)
         found: list[list[Completion]] = [[] for _ in prompts]
@@ -184,20 +187,3 @@ def _fields(step: int, groups: Sequence[Group], report: StepReport) -> dict[str,
 
 def _with_staleness(config: RunConfig, most: int) -> RunConfig:
     return config.model_copy(update={"buffer": config.buffer.model_copy(update={"max_staleness": most})})
-
-
-def _check(config: RunConfig) -> None:
-    """Raises ConfigError for what would be left undone without a word."""
-    undone = {
-        "environment": config.environment.is_used,
-        "buffer.filter_uniform_groups": config.buffer.filter_uniform_groups,
-        "curriculum.kind": config.curriculum != type(config.curriculum)(),
-        "generation.num_extra_generations": config.generation.num_extra_generations > 0,
-        "evaluation.dataset": not config.evaluation.dataset,
-    }
-    for name in (name for name, is_undone in undone.items() if is_undone):
-        if name == "evaluation.dataset":
-            raise ConfigError("evaluation.dataset is not set: a study compares scores on held-out prompts; name them")
-        raise ConfigError(
-            f"{name} is set, and the kind `injected` does not do it; leave it out, or study it with kind: asynchronous"
-        )

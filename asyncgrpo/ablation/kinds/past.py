@@ -10,13 +10,12 @@ import numpy as np
 from torch import Tensor
 
 from asyncgrpo.ablation.kinds.settings import Histogram, InjectedSection
+from asyncgrpo.ablation.randomness import Purpose, random_of
 from asyncgrpo.errors import ConfigError
 from asyncgrpo.observe.recorder import read_metrics
 from asyncgrpo.observe.run_folder import RunFolder
 
 RECORDED = "staleness_tokens/"
-_DRAWS = 1
-"""Tells the stream of draws from others of the same seed."""
 
 Weights = Mapping[str, Tensor]
 
@@ -39,7 +38,7 @@ class Delays:
 
     def of_groups(self, count: int, version: int) -> list[int]:
         """Versions that sample the groups of the step from `version`: `max(0, version - k)`."""
-        random = np.random.default_rng([self._seed, _DRAWS, version])
+        random = random_of(Purpose.DELAYS, self._seed, version=version)
         delays = random.choice(self._values, size=count, p=self._shares)
         return np.maximum(version - delays, 0).tolist()  # type: ignore[no-any-return]
 

@@ -115,7 +115,7 @@ def _chosen(
         (run, read_steps(folder.of_run(run.key)) if row["status"] == "finished" else None)
         for run, row in zip(tuning, rows, strict=True)
     ]
-    return choose(study.tune, [arm for arm in arms if is_tuned(arm)], tried)
+    return choose(study.tune, [arm for arm in arms if is_tuned(arm)], tried, study.budget.axis)
 
 
 def _values(chosen: Mapping[str, Any] | None) -> dict[str, Any]:

@@ -78,9 +78,12 @@ class Costs:
         return self._folder.of_run(run.key) / "run"
 
 
-def total(folder: StudyFolder, runs: Sequence[Run], costs: Costs, parallel: int) -> tuple[float | None, int]:
-    """Seconds for what is to be done, with so many runs at once, and how many runs that is. None: unknown."""
-    left = [run for run in runs if folder.row(run) is None and not folder.cached(run)]
+def total(
+    folder: StudyFolder, runs: Sequence[Run], costs: Costs, parallel: int, *, retry: bool = False
+) -> tuple[float | None, int]:
+    """Seconds for what is to be done, with so many runs at once, and how many runs that is. None: unknown. retry: also
+    what failed."""
+    left = [run for run in runs if folder.kept(run, retry=retry) is None and not folder.cached(run)]
     each = {run.arm: costs.of(run) for run in left}
     seconds = [each[run.arm].seconds for run in left]
     known = [value for value in seconds if value is not None]

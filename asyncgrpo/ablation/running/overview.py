@@ -16,8 +16,8 @@ from asyncgrpo.observe.progress import format_duration
 UNSAID = "?"
 
 
-def lines(planned: Planned, folder: StudyFolder, parallel: int) -> Iterator[str]:
-    """Of text, for people."""
+def lines(planned: Planned, folder: StudyFolder, parallel: int, *, retry: bool = False) -> Iterator[str]:
+    """Of text, for people. retry: runs that failed are done again."""
     study, runs = planned.study, [*planned.tuning, *planned.runs]
     costs = Costs(folder, runs)
     yield f"{study.study.name}: {study.study.question}"
@@ -33,7 +33,7 @@ def lines(planned: Planned, folder: StudyFolder, parallel: int) -> Iterator[str]
     sources: dict[str, None] = {}
     for arm in dict.fromkeys(run.arm for run in planned.runs):
         for role, own in _by_role(runs, arm):
-            cost, there, cached = costs.of(own[0]), _there(own, folder), _cached(own, folder)
+            cost, there, cached = costs.of(own[0]), _there(own, folder, retry), _cached(own, folder, retry)
             sources[cost.source] = None
             table.append((arm, role, _duration(cost), str(len(own)), str(there), str(cached)))
     widths = [max(len(row[column]) for row in table) for column in range(len(table[0]))]
@@ -44,15 +44,15 @@ def lines(planned: Planned, folder: StudyFolder, parallel: int) -> Iterator[str]
         yield f"cost per run: {source}"
     if planned.chosen is None and study.tune is not None:
         yield f"tuning chooses {study.tune.key} first; which of the other runs are there can be said after it"
-    yield _sum(runs, folder, costs, parallel)
+    yield _sum(runs, folder, costs, parallel, retry)
     yield f"folder {folder.path}"
 
 
-def as_json(planned: Planned, folder: StudyFolder, parallel: int) -> dict[str, Any]:
+def as_json(planned: Planned, folder: StudyFolder, parallel: int, *, retry: bool = False) -> dict[str, Any]:
     """The same for programs."""
     runs = [*planned.tuning, *planned.runs]
     costs = Costs(folder, runs)
-    seconds, left = total(folder, runs, costs, parallel)
+    seconds, left = total(folder, runs, costs, parallel, retry=retry)
     each = {run.arm: costs.of(run) for run in runs}
     return {
         "folder": str(folder.path),
@@ -61,7 +61,13 @@ def as_json(planned: Planned, folder: StudyFolder, parallel: int) -> dict[str, A
             for arm in planned.arms
         ],
         "runs": [
-            {"run": run.key, "arm": run.arm, "role": run.role, "seed": run.seed, "there": folder.row(run) is not None}
+            {
+                "run": run.key,
+                "arm": run.arm,
+                "role": run.role,
+                "seed": run.seed,
+                "there": _there([run], folder, retry) == 1,
+            }
             for run in runs
         ],
         "runs_left": left,
@@ -92,24 +98,24 @@ def _by_role(runs: Sequence[Run], arm: str) -> Iterator[tuple[str, list[Run]]]:
         yield role, [run for run in own if run.role == role]
 
 
-def _sum(runs: Sequence[Run], folder: StudyFolder, costs: Costs, parallel: int) -> str:
-    seconds, left = total(folder, runs, costs, parallel)
+def _sum(runs: Sequence[Run], folder: StudyFolder, costs: Costs, parallel: int, retry: bool) -> str:
+    seconds, left = total(folder, runs, costs, parallel, retry=retry)
     at_once = f" with {parallel} at once" if parallel > 1 else ""
     takes = "unknown time" if seconds is None else f"about {format_duration(seconds)}{at_once}"
-    there = _there(runs, folder)
+    there = _there(runs, folder, retry)
     failed = sum((row := folder.row(run)) is not None and row["status"] == "failed" for run in runs)
-    kept = f" ({failed} failed, which is their result; --retry does them again)" if failed else ""
-    cached = _cached(runs, folder)
+    kept = f" ({failed} failed, which is their result; --retry does them again)" if failed and not retry else ""
+    cached = _cached(runs, folder, retry)
     rest = f"{left} to do, which takes {takes}" if left else "nothing to do"
     return f"{len(runs)} runs: {there} there{kept}, {cached} in the cache, {rest}"
 
 
-def _there(runs: Sequence[Run], folder: StudyFolder) -> int:
-    return sum(folder.row(run) is not None for run in runs)
+def _there(runs: Sequence[Run], folder: StudyFolder, retry: bool) -> int:
+    return sum(folder.kept(run, retry=retry) is not None for run in runs)
 
 
-def _cached(runs: Sequence[Run], folder: StudyFolder) -> int:
-    return sum(folder.row(run) is None and folder.cached(run) for run in runs)
+def _cached(runs: Sequence[Run], folder: StudyFolder, retry: bool) -> int:
+    return sum(folder.kept(run, retry=retry) is None and folder.cached(run) for run in runs)
 
 
 def _duration(cost: Cost) -> str:

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
-import os
 import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from asyncgrpo.ablation.design.content import preparation_key
 from asyncgrpo.ablation.design.study import Prepare
+from asyncgrpo.ablation.exclusive import alone
 from asyncgrpo.errors import ConfigError
 from asyncgrpo.observe.files import write_text
 from asyncgrpo.user_code.importing import import_object
@@ -27,7 +24,7 @@ def prepared(shared: Path, prepare: Prepare, seed: int) -> dict[str, Any]:
     Raises ConfigError if the function returns anything else; what the function raises, it raises.
     """
     folder = shared / preparation_key(prepare.path, prepare.options, seed)
-    with _alone(folder):
+    with alone(folder):
         done = folder / SETTINGS
         if not done.exists():
             shutil.rmtree(folder, ignore_errors=True)
@@ -36,17 +33,6 @@ def prepared(shared: Path, prepare: Prepare, seed: int) -> dict[str, Any]:
             write_text(done, _as_json(prepare.path, settings))
         made: dict[str, Any] = json.loads(done.read_text(encoding="utf-8"))
         return made
-
-
-@contextmanager
-def _alone(folder: Path) -> Iterator[None]:
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    descriptor = os.open(folder.with_name(f"{folder.name}.lock"), os.O_RDWR | os.O_CREAT, 0o644)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)  # the run's own deadline bounds it
-        yield
-    finally:
-        os.close(descriptor)
 
 
 def _as_json(path: str, settings: Any) -> str:

@@ -16,7 +16,7 @@ from asyncgrpo.ablation.design.values import settled, updates_per_step
 from asyncgrpo.ablation.machine import Slot, versions
 from asyncgrpo.ablation.running.workers import Worker
 from asyncgrpo.ablation.tables.folder import StudyFolder
-from asyncgrpo.ablation.tables.records import FACTOR, RUN_COLUMNS, write_run
+from asyncgrpo.ablation.tables.records import FACTOR, RUN_COLUMNS, moment, write_run
 from asyncgrpo.concurrency import aside, gather_all
 
 Row = Mapping[str, Any]
@@ -80,8 +80,8 @@ class Runner:
 
     def _known(self, run: Run) -> Row | None:
         """What there is of it, with this study's names: two studies may call the same settings by other ones."""
-        row = self.folder.row(run)
-        if row is not None and not (self.retry and row["status"] == "failed"):
+        row = self.folder.kept(run, retry=self.retry)
+        if row is not None:
             known = {**_of_content(row), **self._names(run)}
         elif self.folder.cached(run):
             known = {**_of_content(self.folder.take_cached(run)), **self._names(run), "from_cache": True}
@@ -100,6 +100,7 @@ class Runner:
             "status": end["status"],
             "error": end["error"],
             "seconds": end["seconds"],
+            "finished_at": moment(),
             "config": json.dumps(settled(run.values, run.kind)),
             "versions": json.dumps(packages),
             "machine": json.dumps(slot.described(len(self.slots))),

@@ -12,15 +12,18 @@ from typing import Any
 import numpy as np
 
 from asyncgrpo.ablation.design.arms import Arm, Run
-from asyncgrpo.ablation.design.study import Tune, level_name
+from asyncgrpo.ablation.design.study import Axis, Tune, level_name
 from asyncgrpo.errors import AsyncGRPOError
 
 Steps = Sequence[Mapping[str, Any]]
 """The records of one run."""
 
 
-def choose(tune: Tune, arms: Sequence[Arm], tried: Sequence[tuple[Run, Steps | None]]) -> dict[str, Any]:
-    """By arm: the value `chosen`, the `means` of the measure by value, and how many runs `failed` by value.
+def choose(
+    tune: Tune, arms: Sequence[Arm], tried: Sequence[tuple[Run, Steps | None]], axis: Axis = "steps"
+) -> dict[str, Any]:
+    """By arm: the value `chosen`, whether it is at an `edge` of the values, so that a better one may lie beyond, the
+    `means` of the measure by value, and how many runs `failed` by value. axis: the budget's, of areas under curves.
 
     tried: the tuning runs and what each recorded; None: it failed. The best value is one with the fewest failures, of
     those the one with the largest mean, of equal ones the first as the study lists them.
@@ -33,7 +36,7 @@ def choose(tune: Tune, arms: Sequence[Arm], tried: Sequence[tuple[Run, Steps | N
         failed: dict[str, int] = {}
         for name in map(level_name, tune.values):
             runs = [steps for run, steps in tried if run.arm == arm.name and run.tuned == name]
-            measured = [measure(tune.measure, steps) for steps in runs if steps is not None]
+            measured = [measure(tune.measure, steps, axis) for steps in runs if steps is not None]
             failed[name] = len(runs) - len(measured)
             means[name] = sum(measured) / len(measured) if measured else None
         if all(mean is None for mean in means.values()):
@@ -41,7 +44,13 @@ def choose(tune: Tune, arms: Sequence[Arm], tried: Sequence[tuple[Run, Steps | N
                 f"tune: every run of the arm {arm.name} failed with every {tune.key} in {list(tune.values)}; look at "
                 "their logs, and give other values"
             )
-        found[arm.name] = {"chosen": max(tune.values, key=_preference(means, failed)), "means": means, "failed": failed}
+        chosen = max(tune.values, key=_preference(means, failed))
+        found[arm.name] = {
+            "chosen": chosen,
+            "edge": _is_edge(chosen, tune.values),
+            "means": means,
+            "failed": failed,
+        }
     return found
 
 
@@ -53,10 +62,20 @@ def _preference(means: Mapping[str, float | None], failed: Mapping[str, int]) ->
     return of
 
 
-def measure(name: str, steps: Steps) -> float:
-    """`final`: the last score. `auc`: mean height of the curve of scores over steps, straight between evaluations."""
-    points = [(record["step"], record["score"]) for record in steps if record.get("score") is not None]
-    if name == "final" or len(points) == 1:
-        return float(points[-1][1])
+def _is_edge(value: Any, values: Sequence[Any]) -> bool:
+    """The smallest or the largest; of values that are no numbers none is."""
+    if any(isinstance(other, bool) or not isinstance(other, int | float) for other in values):
+        return False
+    return bool(value in (min(values), max(values)))
+
+
+def measure(name: str, steps: Steps, axis: Axis = "steps") -> float:
+    """`final`: the last score. `auc`: mean height of the curve of scores over the axis, straight between evaluations;
+    those at an unknown place are left out."""
+    column = "step" if axis == "steps" else axis
+    scored = [record for record in steps if record.get("score") is not None]
+    points = [(record[column], record["score"]) for record in scored if record[column] is not None]
+    if name == "final" or len(points) <= 1 or points[-1][0] == points[0][0]:
+        return float(scored[-1]["score"])
     at, scores = np.array(points, dtype=np.float64).T
     return float(np.trapezoid(scores, at) / (at[-1] - at[0]))

@@ -24,8 +24,8 @@ from typing import Any, TextIO
 from asyncgrpo.ablation.design.arms import Run
 from asyncgrpo.ablation.kinds import kind_of, load
 from asyncgrpo.ablation.running.preparation import prepared
-from asyncgrpo.ablation.tables.records import LOG_FILE, StepWriter
-from asyncgrpo.errors import AsyncGRPOError, GuardError
+from asyncgrpo.ablation.tables.records import LOG_FILE, Status, StepWriter
+from asyncgrpo.errors import AsyncGRPOError, GuardError, UpdatesNotFinite
 from asyncgrpo.guardian import die_with_parent
 
 SAY_SECONDS = 0.2
@@ -38,14 +38,18 @@ def do_job(job: Mapping[str, Any], say: Say) -> bool:
     foresaw it may not be."""
     run, folder = Run.from_json(job["run"]), Path(job["folder"])
     started = time.monotonic()
+    status: Status
+    error: str | None = None
     try:
         if run.prepare is not None:
             run = run.with_settings(prepared(Path(job["prepared"]), run.prepare, run.seed))
         started = time.monotonic()
         _do(run, folder, say)
-        status, error = "finished", None
+        status = "finished"
     except GuardError as stopped:
-        status, error = "collapsed_stopped", str(stopped)
+        status, error = "stopped_by_guard", str(stopped)
+    except UpdatesNotFinite as diverged:
+        status, error = "diverged", str(diverged)
     except AsyncGRPOError as failure:
         traceback.print_exc()
         status, error = "failed", str(failure)
@@ -59,15 +63,14 @@ def do_job(job: Mapping[str, Any], say: Say) -> bool:
 
 
 def _do(run: Run, folder: Path, say: Say) -> None:
-    """Raises what the kind raises, and AsyncGRPOError for a run that ended before its budget or without a score."""
+    """Raises what the kind raises, and AsyncGRPOError for a run that ended before its budget, or there has no score."""
     last: dict[str, Any] = {}
-    scores, said = 0, 0.0
+    said = 0.0
 
     def on_step(record: dict[str, Any]) -> None:
-        nonlocal last, scores, said
+        nonlocal last, said
         writer.append(record)
         last = record
-        scores += record.get("score") is not None
         if time.monotonic() - said >= SAY_SECONDS:
             said = time.monotonic()
             value = record["step"] if run.budget.axis == "steps" else record[run.budget.axis]
@@ -81,8 +84,11 @@ def _do(run: Run, folder: Path, say: Say) -> None:
             f"the run ended at {reached}, before its budget of {run.budget.amount:g} {run.budget.axis}; raise "
             "training.max_steps, or lower the budget"
         )
-    if not scores:
-        raise AsyncGRPOError("the run was never evaluated, so it has no score; name held-out prompts")
+    if last.get("score") is None:
+        raise AsyncGRPOError(
+            f"the policy after the last step, {last['step']}, was not evaluated, so what the run came to is unknown; "
+            "its log says why, or name held-out prompts"
+        )
 
 
 def main() -> int:

@@ -1,6 +1,7 @@
 """A worker process seen from outside: given runs, asked for what they say, and ended.
 
-Invariant: when `Worker.stop` has returned, the process and all that it started are gone.
+Invariant: when `Worker.stop` has returned, or the process has died by itself, all that it started is gone as well, but
+for what has a session of its own: engines, which their guardians end.
 """
 
 from __future__ import annotations
@@ -12,13 +13,16 @@ import signal
 import sys
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
 from asyncgrpo.ablation.design.arms import Run
 from asyncgrpo.ablation.machine import Slot
 from asyncgrpo.ablation.tables.records import LOG_FILE
+from asyncgrpo.concurrency import aside
 from asyncgrpo.config.devices import gpu_environment
+from asyncgrpo.generation.leftovers import kill_leftovers
 from asyncgrpo.guardian import descendants, signal_all
 
 STOP_SECONDS = 30.0
@@ -45,7 +49,10 @@ class Worker:
                 end, error = await self._do(run, folder, on_progress)
         except TimeoutError:
             await self.stop()
-            end, error = None, f"it took longer than run_timeout = {timeout:g} s; raise that, or look at its log"
+            end, error = (
+                None,
+                f"it took longer than run_timeout = {timeout:g} s; look at its log, or raise that and add --retry",
+            )
         return end or {"status": "failed", "error": error, "seconds": loop.time() - started}
 
     async def _do(self, run: Run, folder: Path, on_progress: OnProgress) -> tuple[Mapping[str, Any] | None, str]:
@@ -64,22 +71,18 @@ class Worker:
             on_progress(said["step"], said["share"])
         code = await process.wait()
         self._process = None
+        await aside(partial(kill_leftovers, process.pid, ()))
         how = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
         return None, f"its process ended with {how}; the log in its folder may say why"
 
     async def stop(self) -> None:
         """End it, with the run under way."""
         process, self._process = self._process, None
-        if process is None or process.returncode is not None:
+        if process is None:
             return
-        with suppress(ProcessLookupError):
-            process.terminate()
-        try:
-            async with asyncio.timeout(STOP_SECONDS):
-                await process.wait()
-        except TimeoutError:
-            signal_all([*descendants(process.pid), process.pid], signal.SIGKILL)
-            await process.wait()
+        if process.returncode is None:
+            await _end(process)
+        await aside(partial(kill_leftovers, process.pid, ()))
 
     async def _started(self, folder: Path) -> asyncio.subprocess.Process:
         if self._process is None or self._process.returncode is not None:
@@ -101,3 +104,15 @@ class Worker:
             start_new_session=True,  # Ctrl-C is ours to pass on
             limit=LARGEST_LINE,
         )
+
+
+async def _end(process: asyncio.subprocess.Process) -> None:
+    """Ask, wait, and kill it with all below it if that was no use."""
+    with suppress(ProcessLookupError):
+        process.terminate()
+    try:
+        async with asyncio.timeout(STOP_SECONDS):
+            await process.wait()
+    except TimeoutError:
+        signal_all([*descendants(process.pid), process.pid], signal.SIGKILL)
+        await process.wait()

@@ -8,14 +8,12 @@ prepared/     starts that runs share results.json, results.parquet, report.html:
 from __future__ import annotations
 
 import fcntl
-import hashlib
 import json
 import os
 import shlex
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +21,8 @@ from asyncgrpo.ablation.design.arms import Arm, Run
 from asyncgrpo.ablation.design.reading import base_file, study_from_json
 from asyncgrpo.ablation.design.study import Study
 from asyncgrpo.ablation.machine import versions
-from asyncgrpo.ablation.tables.records import RUN_FILE, STEPS_FILE, read_run
+from asyncgrpo.ablation.tables.frozen import frozen
+from asyncgrpo.ablation.tables.records import RUN_FILE, STEPS_FILE, moment, read_run
 from asyncgrpo.errors import RunFolderError
 from asyncgrpo.observe.files import write_error, write_text
 
@@ -50,6 +49,15 @@ class StudyFolder:
     def row(self, run: Run) -> dict[str, Any] | None:
         """Of a run that is over, done here before; None: it is to be done."""
         return read_run(self.of_run(run.key))
+
+    def kept(self, run: Run, *, retry: bool) -> dict[str, Any] | None:
+        """The same, if it stays so. retry: runs that failed do not."""
+        row = self.row(run)
+        return None if row is not None and retry and row["status"] == "failed" else row
+
+    def begun(self) -> int:
+        """How many runs of whatever study were ever begun here."""
+        return sum(path.is_dir() for path in (self.path / "runs").glob("*"))
 
     def cached(self, run: Run) -> bool:
         """Whether another study has left the run in the cache."""
@@ -133,10 +141,9 @@ def write_plan(
 ) -> None:
     """Write plan.json, and study.yaml and base.yaml beside it.
 
-    `study` is all of STUDY.yaml as JSON. `expectations` are those before the first run was over, with `sha256` and
-    when they were `written_at`; if the study has others now, `expectations_changed` lists each change: `at`, `sha256`,
-    `expectations` and how many runs were over by then. `arms` and `runs` name them all. `tuning`: by arm, what was
-    `chosen` and the mean measure of each value.
+    `study` is all of STUDY.yaml as JSON, now; for `frozen`, `sha256`, `written_at` and `study_changed` see `frozen`.
+    `arms` and `runs` name them all. `tuning`: by arm, what was `chosen`, whether at an `edge` of the values,
+    and the mean measure of each value.
 
     Raises RunFolderError for a folder that another study has.
     """
@@ -150,7 +157,7 @@ def write_plan(
         "name": study.study.name,
         "question": study.study.question,
         "kind": study.kind,
-        **_expectations(folder, study, before),
+        **frozen(study.as_json(), before, now=moment(), begun=folder.begun()),
         "command": command(source, folder.path),
         "versions": versions(),
         "study": study.as_json(),
@@ -168,22 +175,6 @@ def write_plan(
 def command(source: Path, folder: Path, *more: str) -> str:
     """That does the study, or with `more` a part of it."""
     return shlex.join(["asyncgrpo", "ablate", str(source), "--output", str(folder), *more])
-
-
-def _expectations(folder: StudyFolder, study: Study, before: Mapping[str, Any] | None) -> dict[str, Any]:
-    expectations = study.as_json()["expectations"]
-    sha256 = hashlib.sha256(json.dumps(expectations, sort_keys=True).encode()).hexdigest()
-    now = datetime.now(UTC).isoformat(timespec="seconds")
-    over = len(list(folder.path.glob(f"runs/*/{RUN_FILE}")))
-    written = {"expectations": expectations, "sha256": sha256, "written_at": now, "expectations_changed": []}
-    if before is None or not over:
-        return written
-    kept = {name: before[name] for name in written}
-    changes = kept["expectations_changed"]
-    if sha256 != (changes[-1] if changes else kept)["sha256"]:
-        change = {"at": now, "sha256": sha256, "runs_over": over, "expectations": expectations}
-        kept["expectations_changed"] = [*changes, change]
-    return kept
 
 
 def _fields(of: Arm | Run, *names: str) -> dict[str, Any]:

@@ -32,9 +32,11 @@ class RecordedRun:
     kind: str = ""
     staleness_kind: str = ""
     status: str = "finished"
-    """finished, failed or collapsed_stopped."""
+    """finished, diverged, stopped_by_guard or failed; see `records.Status`."""
     error: str | None = None
     seconds: float = 0.0
+    finished_at: str | None = None
+    """ISO 8601; None: an older version did not record it."""
     command: str = ""
     config: Mapping[str, Any] = field(default_factory=dict)
     """Flat settings."""
@@ -100,6 +102,7 @@ def runs_of(
                 status=row.get("status") or "finished",
                 error=row.get("error"),
                 seconds=float(row.get("seconds") or 0.0),
+                finished_at=row.get("finished_at"),
                 command=row.get("command") or "",
                 config=_mapping(row.get("config")),
                 versions=_mapping(row.get("versions")),

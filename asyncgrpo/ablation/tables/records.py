@@ -13,6 +13,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, NotRequired, Self, TypedDict
@@ -23,7 +24,9 @@ import pyarrow.parquet as pq
 from asyncgrpo.errors import RunFolderError
 from asyncgrpo.observe.files import replacing, write_error, write_text
 
-Status = Literal["finished", "failed", "collapsed_stopped"]
+Status = Literal["finished", "diverged", "stopped_by_guard", "failed"]
+"""diverged: the learner gave up on updates that were not finite. stopped_by_guard: `error` names the guard. Both are
+what the settings came to; failed: what they would have come to is unknown."""
 RUNS, STEPS = "runs.parquet", "steps.parquet"
 RUN_FILE, STEPS_FILE, LOG_FILE = "run.json", "steps.jsonl", "log"
 FACTOR = "factor:"
@@ -69,6 +72,7 @@ RUN_COLUMNS: Mapping[str, pa.DataType] = {
     "status": pa.string(),
     "error": pa.string(),
     "seconds": pa.float64(),
+    "finished_at": pa.string(),  # ISO 8601, when it was over, whatever its end; kept by the cache
     "command": pa.string(),
     "config": pa.string(),  # JSON: every setting by dotted key
     "versions": pa.string(),  # JSON: packages
@@ -106,6 +110,11 @@ class StepWriter:
             self._file.flush()
         except OSError as error:
             raise write_error(self._path, error) from error
+
+
+def moment() -> str:
+    """Now, in ISO 8601."""
+    return datetime.now(UTC).isoformat(timespec="milliseconds")
 
 
 def read_steps(folder: Path) -> list[dict[str, Any]]:

@@ -19,6 +19,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from torch import Tensor
 from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
 
+from asyncgrpo.ablation.randomness import Purpose, random_of
 from asyncgrpo.config.section import Fraction, Section
 from asyncgrpo.errors import ConfigError
 
@@ -58,7 +59,7 @@ def prepare(folder: Path, seed: int, options: Mapping[str, Any]) -> dict[str, An
         problem = error.errors(include_url=False)[0]
         name = ".".join(map(str, problem["loc"]))
         raise ConfigError(f"prepare.options.{name} = {problem['input']!r}: {problem['msg']}") from error
-    rows = distinct_prompts(np.random.default_rng([seed, 0]), CHECKED + chosen.held_out + chosen.train, chosen.digits)
+    rows = distinct_prompts(random_of(Purpose.PROMPTS, seed), CHECKED + chosen.held_out + chosen.train, chosen.digits)
     checked, held_out, train = np.split(rows, [CHECKED, CHECKED + chosen.held_out])
     write_rows(folder / "held_out.jsonl", held_out)
     write_rows(folder / "train.jsonl", train)
@@ -125,7 +126,7 @@ def untrained(seed: int, options: Options) -> GPT2LMHeadModel:
 
 def supervised(seed: int, checked: np.ndarray, options: Options) -> GPT2LMHeadModel:
     """Trained until it solves `start` of the `checked` prompts. Raises ConfigError if it never does."""
-    model, random = untrained(seed, options), np.random.default_rng([seed, 1])
+    model, random = untrained(seed, options), random_of(Purpose.SUPERVISION, seed)
     optimiser = torch.optim.AdamW(model.parameters(), lr=options.learning_rate, weight_decay=0.0)
     tested = sequences(checked)
     share = 0.0
