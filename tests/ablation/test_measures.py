@@ -75,22 +75,40 @@ def test_a_longer_run_has_no_higher_area_for_that():
     assert measure(long, horizons, RULE).auc["tokens"] == measure(short, horizons, RULE).auc["tokens"] == 0.25
 
 
-def test_a_failed_run_has_no_final_score_and_no_area():
+def test_a_failed_run_has_no_measure():
     found = measure(run_of([0.2, 0.4], status="failed"), dict.fromkeys(AXES, 4.0), RULE)
-    assert found.final is None and set(found.auc.values()) == {None}
-    assert (found.start, found.best) == (0.2, 0.4)
+    assert (found.start, found.best, found.final, found.collapsed) == (None, None, None, None)
+    assert set(found.auc.values()) == {None}
+
+
+def test_a_run_that_diverged_collapsed_at_its_last_step_and_has_nothing_from_there_on():
+    run = run_of([0.2, 0.8, None], every=1, status="diverged")
+    found = measure(run, {**NO_HORIZON, "steps": 6.0}, RULE)
+    assert (found.collapsed, found.collapse_step, found.last_step) == (True, 2, 2)
+    assert (found.start, found.best, found.final) == (0.2, 0.8, 0.0)
+    # By hand: 0.5, then 0.4, then nothing.
+    assert found.auc["steps"] == pytest.approx(0.9 / 6)
+    at_once = measure(run_of([0.4], status="diverged"), {**NO_HORIZON, "steps": 6.0}, RULE)
+    assert (at_once.start, at_once.final, at_once.auc["steps"]) == (0.4, 0.0, 0.0)
 
 
 def test_a_run_stopped_for_its_collapse_keeps_its_last_score_to_the_horizon():
-    run = run_of([0.8, 0.0, 0.0, 0.0], every=1, status="collapsed_stopped")
+    run = run_of(
+        [0.2, 0.8, 0.1, 0.1, 0.1], every=1, status="stopped_by_guard", error="kl too high; guards.kl_action=stop"
+    )
     found = measure(run, {**NO_HORIZON, "steps": 6.0}, RULE)
-    assert found.collapse_step == 1
-    assert found.auc["steps"] == pytest.approx(0.4 / 6)
+    assert (found.collapsed, found.collapse_step) == (True, 4)
+    assert found.auc["steps"] == pytest.approx((0.5 + 0.45 + 4 * 0.1) / 6)
 
 
-def test_a_run_stopped_before_the_rule_saw_it_has_collapsed_all_the_same():
-    found = measure(run_of([0.8, 0.8, 0.5, 0.5], every=1, status="collapsed_stopped"), NO_HORIZON, RULE)
-    assert found.collapse_step == 1
+def test_a_run_that_a_guard_stopped_before_the_rule_held_collapsed_only_by_that_guard():
+    stopped = {"every": 1, "status": "stopped_by_guard"}
+    by_kl = measure(run_of([0.2, 0.8, 0.1], error="guards.kl_action=stop", **stopped), NO_HORIZON, RULE)
+    assert (by_kl.collapsed, by_kl.collapse_step, by_kl.final) == (False, None, 0.1)
+    by_reward = measure(
+        run_of([0.2, 0.8, 0.5], error="fell; guards.reward_collapse_action=stop", **stopped), NO_HORIZON, RULE
+    )
+    assert (by_reward.collapsed, by_reward.collapse_step) == (True, 2)
 
 
 def test_evaluations_that_are_missing_are_skipped():

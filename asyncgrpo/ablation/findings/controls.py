@@ -46,7 +46,7 @@ def positive(cells: Sequence[Cell]) -> dict[str, Any] | None:
     own = next((cell for cell in cells if cell.role == "positive"), None)
     if own is None:
         return None
-    collapsed, of = len(own.collapsed), len(own.runs)
+    collapsed, of = len(own.collapsed), len(own.known)
     return {"arm": own.arm, "collapsed": collapsed, "of": of, "holds": of > 0 and collapsed >= COLLAPSED_SHARE * of}
 
 
@@ -128,7 +128,18 @@ def notices(study: Study, cells: Sequence[Cell], found: Mapping[str, Any]) -> li
         said.append(("warn", f"Only {seeds} seed{'s' if seeds != 1 else ''}: fewer than {FEWEST_SEEDS} show little."))
     failed = sum(len(cell.failed) for cell in cells)
     if failed:
-        said.append(("warn", f"{failed} run{'s' if failed > 1 else ''} failed: see Failures. They are in no mean."))
+        said.append(("warn", f"{failed} run{'s' if failed > 1 else ''} failed: see Failures. They are in no figure."))
+    if diverged := sum(len(cell.with_status("diverged")) for cell in cells):
+        said.append(("warn", f"{diverged} run{_s(diverged)} diverged: collapsed, with a score of 0 from there on."))
+    stopped = sum(len(set(cell.with_status("stopped_by_guard")) - set(cell.collapsed)) for cell in cells)
+    if stopped:
+        said.append(
+            (
+                "warn",
+                f"{stopped} run{_s(stopped)} stopped by a guard before the budget, not for a collapse: see Failures. "
+                "The last score is held.",
+            )
+        )
     counts = [
         len(curve_of(run, "steps")[0]) for cell in cells for run in cell.runs.values() if run.status == "finished"
     ]
@@ -143,3 +154,7 @@ def notices(study: Study, cells: Sequence[Cell], found: Mapping[str, Any]) -> li
             )
         )
     return [{"level": level, "text": text} for level, text in sorted(said, key=lambda item: item[0] != "bad")]
+
+
+def _s(count: int) -> str:
+    return "" if count == 1 else "s"

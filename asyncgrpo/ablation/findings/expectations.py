@@ -12,7 +12,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from asyncgrpo.ablation.design.study import Expectation
+from asyncgrpo.ablation.design.study import Expectation, Study
 from asyncgrpo.ablation.findings.cells import Cell, matched, paired, selected, value_of
 from asyncgrpo.ablation.findings.statistics import Difference, difference, holm
 
@@ -59,13 +59,17 @@ class Verdict:
     """Why it is undecided or cannot be told, in words."""
 
 
-def judge(cells: Sequence[Cell], expectations: Sequence[Expectation], axis: str, margin: float) -> list[Verdict]:
-    """Of every expectation, in their order. cells: the grid; axis: the budget's; margin: that of equivalence."""
+def judge(cells: Sequence[Cell], study: Study, axis: str, planned: Sequence[Mapping[str, str]] = ()) -> list[Verdict]:
+    """Of every expectation, in their order. cells: the grid; planned: levels of its arms, run or not; axis: the
+    budget's."""
+    expectations, margin = study.expectations, study.equivalence_margin
     tests = [_parts(cells, expectation, axis, margin) for expectation in expectations]
     adjusted = iter(holm([part.p for parts in tests for part in parts]))
     corrected = [tuple(Part(**{**vars(part), "p_holm": next(adjusted)}) for part in parts) for parts in tests]
     return [
-        _verdict(cells, expectation, parts, axis, margin)
+        _verdict(
+            expectation, parts, axis, margin, None if parts else _counted(cells, expectation, study.seeds, planned)
+        )
         for expectation, parts in zip(expectations, corrected, strict=True)
     ]
 
@@ -112,10 +116,13 @@ def _against_bound(cells: Sequence[Cell], expectation: Expectation, axis: str, m
 
 
 def _verdict(
-    cells: Sequence[Cell], expectation: Expectation, parts: tuple[Part, ...], axis: str, margin: float
+    expectation: Expectation,
+    parts: tuple[Part, ...],
+    axis: str,
+    margin: float,
+    counted: tuple[str, int, int, tuple[str, ...]] | None,
 ) -> Verdict:
     against = None if expectation.measure != "auc" else expectation.axis or axis
-    counted = None if parts else _counted(cells, expectation)
     if counted is not None:
         outcome, count, of, reasons = counted
         return Verdict(
@@ -143,20 +150,31 @@ def _verdict(
     )
 
 
-def _counted(cells: Sequence[Cell], expectation: Expectation) -> tuple[str, int, int, tuple[str, ...]]:
-    """How many runs collapsed. Ones that failed might have: while they can change the outcome, it is undecided."""
-    own, bound = selected(cells, expectation.arm or {}), expectation.value or 0.0
-    count = sum(len(cell.collapsed) for cell in own)
-    of = sum(len(cell.runs) for cell in own)
-    unknown = sum(len(set(cell.failed) - set(cell.collapsed)) for cell in own)
+def _counted(
+    cells: Sequence[Cell], expectation: Expectation, seeds: Sequence[int], planned: Sequence[Mapping[str, str]]
+) -> tuple[str, int, int, tuple[str, ...]]:
+    """How many runs collapsed, of those known. Ones that failed or are still to run might: while they can change the
+    outcome, it is undecided."""
+    arm, bound = expectation.arm or {}, expectation.value or 0.0
+    own = selected(cells, arm)
+    count, of = sum(len(cell.collapsed) for cell in own), sum(len(cell.known) for cell in own)
+    lost_runs = sum(len(cell.runs) - len(cell.known) for cell in own)
+    run = {(tuple(sorted(cell.factors.items())), seed) for cell in own for seed in cell.runs}
+    wanted = [levels for levels in planned if all(levels.get(factor) == level for factor, level in arm.items())]
+    to_run = sum((tuple(sorted(levels.items())), seed) not in run for levels in wanted for seed in seeds)
+    unknown = lost_runs + to_run
+    reasons = []
+    if lost_runs:
+        reasons.append(f"{lost_runs} of the runs failed: whether they would have collapsed is not known")
+    if to_run:
+        reasons.append(f"{to_run} of the planned runs are still to run")
     if not of:
-        return UNDECIDED, 0, 0, ("no run of these arms",)
+        return UNDECIDED, 0, 0, tuple(reasons or ["no run of these arms"])
     if expectation.expect == "at least":
         met, lost = count >= bound, count + unknown < bound
     else:
         met, lost = count + unknown <= bound, count > bound
-    reasons = (f"{unknown} of the runs failed: whether they would have collapsed is not known",) if unknown else ()
-    return MET if met else NOT_MET if lost else UNDECIDED, count, of, reasons
+    return MET if met else NOT_MET if lost else UNDECIDED, count, of, tuple(reasons)
 
 
 def _outcome(expect: str, parts: Sequence[Part], margin: float, *, is_score: bool) -> str:

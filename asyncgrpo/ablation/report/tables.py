@@ -143,8 +143,13 @@ def arms(results: Results) -> str:
             estimate(f"{where}.measures.{name}", arm["measures"][name])
             for name in ("final", *(f"auc/{axis}" for axis in axes))
         ]
-        failed = f", {num(f'{where}.failed', arm['failed'], 'd')} failed" if arm["failed"] else ""
-        collapsed = f"{num(f'{where}.collapsed', arm['collapsed'], 'd')} of {num(f'{where}.n', arm['n'], 'd')}{failed}"
+        ends = "".join(
+            f", {num(f'{where}.{end}', arm[end], 'd')} {said}"
+            for end, said in (("failed", "failed"), ("diverged", "diverged"), ("stopped", "stopped by a guard"))
+            if arm[end]
+        )
+        of = num(f"{where}.known", arm["known"], "d")
+        collapsed = f"{num(f'{where}.collapsed', arm['collapsed'], 'd')} of {of}{ends}"
         first = num(f"{where}.first_collapse", arm["first_collapse"], "d") if arm["collapsed"] else ""
         role = "" if arm["role"] == "arm" else f"<small>{text(arm['role'])}</small>"
         rows.append([f"{text(arm['label'])}{role}", *measures, collapsed, first])
