@@ -3,7 +3,15 @@ import pytest
 from study_cases import run_of
 
 from asyncgrpo.ablation.design.study import Collapse
-from asyncgrpo.ablation.findings.measures import AXES, area_under, collapse_place, curve_of, horizon_of, measure
+from asyncgrpo.ablation.findings.measures import (
+    AXES,
+    area_under,
+    collapse_place,
+    curve_of,
+    horizon_of,
+    measure,
+    rule_is_refused,
+)
 
 RULE = Collapse.model_validate({"below": 0.5, "of": "best", "for": 3})
 NO_HORIZON = dict.fromkeys(AXES)
@@ -40,13 +48,14 @@ def test_without_an_evaluation_before_the_horizon_there_is_no_area():
         ([0.2, 0.8, 0.1, 0.1, 0.1, 0.7], None),  # it recovered
         ([0.2, 0.8, 0.1, 0.7, 0.1, 0.1, 0.1], 4),  # counted from the last time it was above
         ([0.2, 0.8, 0.4, 0.4, 0.4], None),  # exactly half is not under
-        ([0.3, 0.1, 0.1, 0.1], 1),  # never learnt, and lost what it had
+        ([0.3, 0.1, 0.1, 0.1], None),  # never learnt
+        ([0.3, 0.32, 0.1, 0.1, 0.1], None),  # by less than the margin
         ([0.0, 0.0, 0.0, 0.0], None),  # nothing to lose
         ([], None),
     ],
 )
 def test_a_collapse_is_the_last_stretch_under_half_of_the_best(scores: list[float], place: int | None):
-    assert collapse_place(scores, RULE) == place
+    assert collapse_place(scores, RULE, 0.03) == place
 
 
 def test_a_run_is_measured_on_every_axis():
@@ -109,6 +118,13 @@ def test_a_run_that_a_guard_stopped_before_the_rule_held_collapsed_only_by_that_
         run_of([0.2, 0.8, 0.5], error="fell; guards.reward_collapse_action=stop", **stopped), NO_HORIZON, RULE
     )
     assert (by_reward.collapsed, by_reward.collapse_step) == (True, 2)
+
+
+def test_scores_under_nothing_refuse_the_rule():
+    runs = [run_of([0.2, 0.8, 0.1, 0.1, 0.1]), run_of([0.1, -0.1], seed=1)]
+    assert rule_is_refused(runs) and not rule_is_refused(runs[:1])
+    assert measure(runs[0], NO_HORIZON, None).collapsed is None
+    assert measure(run_of([0.2, 0.8], status="diverged"), NO_HORIZON, None).collapsed is True
 
 
 def test_evaluations_that_are_missing_are_skipped():

@@ -99,6 +99,8 @@ def notices(study: Study, cells: Sequence[Cell], found: Mapping[str, Any]) -> li
     if found["over"] < found["planned"]:
         said.append(("bad", f"The study is not over: these are {found['over']} of {found['planned']} runs."))
     control, twin, scores = found["positive"], found["aa"], found["saturation"]
+    if found["rule_refused"]:
+        said.append(("bad", "Collapses cannot be told: scores must be ≥ 0 for a share of the best to mean anything."))
     if control is None:
         said.append(("warn", "There is no positive control: nothing shows that this task can tell arms apart."))
     elif not control["holds"]:

@@ -165,7 +165,9 @@ def _counted(
     unknown = lost_runs + to_run
     reasons = []
     if lost_runs:
-        reasons.append(f"{lost_runs} of the runs failed: whether they would have collapsed is not known")
+        reasons.append(
+            f"of {lost_runs} of the runs it is not known whether they collapse: they failed, or scores are under 0"
+        )
     if to_run:
         reasons.append(f"{to_run} of the planned runs are still to run")
     if not of:

@@ -26,6 +26,7 @@ __all__ = [
     "horizon_of",
     "measure",
     "resampled",
+    "rule_is_refused",
 ]
 
 COLUMNS = {"steps": "step"}
@@ -91,14 +92,20 @@ def area_under(places: Array, scores: Array, horizon: float) -> float | None:
     return float(np.trapezoid(y, x) / (horizon - x[0]))
 
 
-def collapse_place(scores: Sequence[float] | Array, rule: Collapse) -> int | None:
+def rule_is_refused(runs: Iterable[RecordedRun]) -> bool:
+    """Whether a score is under 0: half of the best then means nothing, so no run is judged by the rule."""
+    return any(bool((evaluations_of(run, "steps")[1] < 0).any()) for run in runs)
+
+
+def collapse_place(scores: Sequence[float] | Array, rule: Collapse, margin: float = 0.0) -> int | None:
     """Index of the evaluation at which the collapse began, None of a run that did not.
 
     A run has collapsed when its last `for` scores, or more, are under a share `below` of the best that it had had by
-    then; its collapse began with the first score of that last stretch. One that recovers has not collapsed.
+    then; its collapse began with the first score of that last stretch. One that recovers has not collapsed, nor has one
+    that had not learned: whose best was not above its first score by more than the margin. Scores are 0 or more.
     """
     values = np.asarray(scores, dtype=np.float64)
-    if not len(values):
+    if not len(values) or values.max() - values[0] <= margin:
         return None
     bounds = rule.below * np.maximum.accumulate(values)
     above = np.flatnonzero(values >= bounds)
@@ -106,8 +113,11 @@ def collapse_place(scores: Sequence[float] | Array, rule: Collapse) -> int | Non
     return began if len(values) - began >= rule.for_ else None
 
 
-def measure(run: RecordedRun, horizons: dict[str, float | None], rule: Collapse) -> Measures:
-    """Of a run, over the horizons by axis.
+def measure(
+    run: RecordedRun, horizons: dict[str, float | None], rule: Collapse | None, margin: float = 0.0
+) -> Measures:
+    """Of a run, over the horizons by axis. rule: None where it is refused, and then a collapse is known only of a run
+    that was ended by it; margin: of equivalence, which a run has to have learned before it can lose it.
 
     One that failed has no measure at all: nobody knows what it would have come to. One that diverged collapsed at its
     last step, with a score of 0 from there on. One that a guard stopped keeps its last score to the horizon; it
@@ -117,7 +127,7 @@ def measure(run: RecordedRun, horizons: dict[str, float | None], rule: Collapse)
         return Measures(None, None, None, dict.fromkeys(AXES), None, None, _last_step(run))
     _, scores = curve_of(run, "steps")
     known = len(scores) > 0
-    step = _collapse_step(run, rule)
+    step = _collapse_step(run, rule, margin)
     auc = {
         axis: area_under(*curve_of(run, axis), horizon) if known and (horizon := horizons.get(axis)) else None
         for axis in AXES
@@ -128,17 +138,17 @@ def measure(run: RecordedRun, horizons: dict[str, float | None], rule: Collapse)
         best=float(scores.max()) if known else None,
         final=float(scores[-1]) if known else None,
         auc={axis: None if value is None or math.isnan(value) else value for axis, value in auc.items()},
-        collapsed=step is not None,
+        collapsed=True if step is not None else None if rule is None else False,
         collapse_step=step,
         last_step=_last_step(run),
     )
 
 
-def _collapse_step(run: RecordedRun, rule: Collapse) -> int | None:
+def _collapse_step(run: RecordedRun, rule: Collapse | None, margin: float) -> int | None:
     steps, scores = evaluations_of(run, "steps")
     if run.status == "diverged":
         return _last_step(run)
-    place = collapse_place(scores, rule)
+    place = None if rule is None else collapse_place(scores, rule, margin)
     if run.status == "stopped_by_guard":
         # Where it would have gone nobody saw: the step at which it was ended, not one before.
         return _last_step(run) if place is not None or COLLAPSE_GUARD in (run.error or "") else None

@@ -28,7 +28,7 @@ from asyncgrpo.ablation.findings.beforehand import Beforehand, read_beforehand
 from asyncgrpo.ablation.findings.cells import Cell, cells_of, grid, matched, value_of
 from asyncgrpo.ablation.findings.expectations import judge
 from asyncgrpo.ablation.findings.layout import Layout, layout_of
-from asyncgrpo.ablation.findings.measures import AXES, horizon_of, measure
+from asyncgrpo.ablation.findings.measures import AXES, horizon_of, measure, rule_is_refused
 from asyncgrpo.ablation.findings.statistics import CONFIDENCE, estimate
 from asyncgrpo.ablation.tables.recorded import RecordedRun, read_runs
 from asyncgrpo.errors import RunFolderError
@@ -71,7 +71,9 @@ def compute(beforehand: Beforehand, runs: Sequence[RecordedRun]) -> dict[str, An
     study, layout = beforehand.study, layout_of(beforehand.study)
     axis, margin = study.budget.axis, study.equivalence_margin
     horizons = {name: horizon_of(told, name) for name in AXES}
-    cells = cells_of(runs, {run.run: measure(run, horizons, study.collapse) for run in told})
+    refused = rule_is_refused(told)
+    rule = None if refused else study.collapse
+    cells = cells_of(runs, {run.run: measure(run, horizons, rule, margin) for run in told})
     own = grid(cells)
     planned = [arm.levels for arm in grid(arms_of(study))]
     pairs = [pair for cell in own for pair in matched(own, cell.factors, layout.baseline or {})]
@@ -82,6 +84,7 @@ def compute(beforehand: Beforehand, runs: Sequence[RecordedRun]) -> dict[str, An
         "controls": {
             "aa": controls.aa(cells, axis, margin),
             "positive": controls.positive(cells),
+            "rule_refused": refused,
             "saturation": controls.saturation(own),
         },
         "expectations": {
