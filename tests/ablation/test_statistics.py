@@ -11,15 +11,28 @@ RIGHT = {0: 0.60, 1: 0.66, 2: 0.61, 3: 0.70, 4: 0.68}
 DIFFERENCES = [0.11, 0.09, 0.08, 0.10, 0.06]
 
 
-def test_an_estimate_is_the_mean_with_scipys_own_interval():
+def test_an_interval_of_few_seeds_is_that_of_t():
     found = estimate(DIFFERENCES)
+    half = stats.t.ppf(0.975, 4) * np.std(DIFFERENCES, ddof=1) / math.sqrt(5)
+    assert (found.low, found.high, found.interval) == (
+        pytest.approx(0.088 - half),
+        pytest.approx(0.088 + half),
+        "t",
+    )
+    mean, low, _ = band(np.array(DIFFERENCES)[:, None])
+    assert (mean[0], low[0]) == pytest.approx((0.088, 0.088 - half))
+
+
+def test_an_estimate_is_the_mean_with_scipys_own_interval():
+    values = [*DIFFERENCES, 0.088]
+    found = estimate(values)
     expected = stats.bootstrap(
-        (DIFFERENCES,), np.mean, n_resamples=RESAMPLES, method="BCa", rng=np.random.default_rng(SEED)
+        (values,), np.mean, n_resamples=RESAMPLES, method="BCa", rng=np.random.default_rng(SEED)
     ).confidence_interval
     assert found.mean == pytest.approx(0.088)
     assert (found.low, found.high) == pytest.approx(expected)
-    assert (found.n, found.note) == (5, "")
-    assert estimate(DIFFERENCES) == found
+    assert (found.n, found.note, found.interval) == (6, "", "BCa")
+    assert estimate(values) == found
 
 
 def test_an_interval_covers_the_truth_about_as_often_as_it_says():

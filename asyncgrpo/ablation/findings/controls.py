@@ -11,7 +11,7 @@ import numpy as np
 from asyncgrpo.ablation.design.study import FEWEST_SEEDS, Study
 from asyncgrpo.ablation.findings.cells import Cell, grid, paired, value_of
 from asyncgrpo.ablation.findings.measures import AXES, curve_of
-from asyncgrpo.ablation.findings.statistics import difference, estimate
+from asyncgrpo.ablation.findings.statistics import CONFIDENCE, difference, estimate
 
 __all__ = ["aa", "notices", "positive", "saturation", "unmatched"]
 
@@ -37,8 +37,8 @@ def aa(cells: Sequence[Cell], axis: str, margin: float) -> dict[str, Any] | None
     for measure in ("auc", "final"):
         lefts, rights, _ = paired([(second, first)], value_of(measure, axis))
         rows[measure] = asdict(difference(lefts, rights, margin))
-    low, high = rows["auc"]["low"], rows["auc"]["high"]
-    return {"arm": first.arm, **rows, "differs": low is not None and (low > 0 or high < 0)}
+    p = rows["auc"]["p"]
+    return {"arm": first.arm, **rows, "differs": p is not None and p < 1 - CONFIDENCE}
 
 
 def positive(cells: Sequence[Cell]) -> dict[str, Any] | None:
@@ -72,7 +72,7 @@ def saturation(cells: Sequence[Cell]) -> dict[str, Any]:
 
 def unmatched(cells: Sequence[Cell], horizons: Mapping[str, float | None]) -> dict[str, dict[str, Any]]:
     """By axis: how far runs went beyond the horizon, as the median and the largest share of it."""
-    found = {}
+    found: dict[str, dict[str, Any]] = {}
     for axis in AXES:
         horizon = horizons.get(axis)
         if not horizon:
@@ -121,8 +121,8 @@ def notices(study: Study, cells: Sequence[Cell], found: Mapping[str, Any]) -> li
         said.append(
             (
                 "bad",
-                "The two runs of the A/A arm differ by more than their interval allows: pairs do not start alike, or "
-                "intervals are too narrow.",
+                "The two runs of the A/A arm differ, by the paired t test at 5 %: pairs do not start alike, or it is "
+                "one of the 20 in which chance does that.",
             )
         )
     seeds = min((len(cell.runs) for cell in cells), default=0)

@@ -70,7 +70,7 @@ def compute(beforehand: Beforehand, runs: Sequence[RecordedRun]) -> dict[str, An
         raise RunFolderError("runs.parquet has no run but those of tuning: there is nothing to report yet")
     study, layout = beforehand.study, layout_of(beforehand.study)
     axis, margin = study.budget.axis, study.equivalence_margin
-    horizons = {name: horizon_of(told, name) for name in AXES}
+    horizons: dict[str, float | None] = {name: horizon_of(told, name) for name in AXES}
     refused = rule_is_refused(told)
     rule = None if refused else study.collapse
     cells = cells_of(runs, {run.run: measure(run, horizons, rule, margin) for run in told})
