@@ -174,8 +174,8 @@ def test_all_tests_of_a_study_are_one_family():
     one = _pair("less", AT_LOW, FRESH)
     alone = _verdicts(one)[0].parts[0]
     among = _verdicts(one, _pair("greater", STALE_CLIP, FRESH), _pair("less", STALE_CLIP, {"method": "decoupled"}))
-    assert alone.p is not None and alone.p_holm == alone.p
-    assert among[0].parts[0].p_holm == pytest.approx(3 * alone.p)
+    assert alone.p is not None and alone.p_holm == pytest.approx(2 * alone.p)  # the contrary is a test too
+    assert among[0].parts[0].p_holm > 2 * alone.p
 
 
 def test_one_seed_decides_nothing():
