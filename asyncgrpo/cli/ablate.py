@@ -87,6 +87,7 @@ def _conduct(planned: Planned, folder: StudyFolder, source: Path, arguments: arg
 
 def _finish(folder: Path, arguments: argparse.Namespace) -> int:
     """Report and check, or one of them."""
+    from asyncgrpo.ablation.findings.check import raw_records
     from asyncgrpo.ablation.running.conduct import finish
 
     report, differing = finish(folder, report=arguments.only != "check")
@@ -94,6 +95,8 @@ def _finish(folder: Path, arguments: argparse.Namespace) -> int:
         print(f"differs: {line}")
     if not differing:
         print("every figure is what the records say")
+    kept, runs = raw_records(folder)
+    print(f"{kept} of {runs} runs had their own records in runs/ to check the tables against")
     print(f"report {report}")
     if arguments.json:
         print(json.dumps({"folder": str(folder), "report": str(report), "differing": differing}))

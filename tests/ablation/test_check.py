@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 from study_cases import runs_of, scores_to, study_of, write_study
 
-from asyncgrpo.ablation.findings.check import check_study, differences, report_differences
+from asyncgrpo.ablation.findings.check import check_study, differences, raw_records, report_differences
 from asyncgrpo.ablation.findings.results import report_study
 from asyncgrpo.errors import RunFolderError
 
@@ -90,14 +90,45 @@ def test_a_score_changed_in_the_table_is_named_where_it_shows(folder: Path):
     assert any(line.startswith("report.html: section arms: arms.0.measures.final.mean") for line in found)
 
 
-def test_a_table_that_is_not_what_runs_wrote_is_named(folder: Path):
-    key = pq.read_table(folder / "runs.parquet")["run"].to_pylist()[0]
-    steps = [row for row in pq.read_table(folder / "steps.parquet").to_pylist() if row["run"] == key]
-    steps[40]["score"] -= 0.2
-    (folder / "runs" / key).mkdir(parents=True)
-    (folder / "runs" / key / "steps.jsonl").write_text("".join(json.dumps(step) + "\n" for step in steps))
+def write_raw(folder: Path, rows: Sequence[Mapping[str, object]]) -> None:
+    steps = pq.read_table(folder / "steps.parquet").to_pylist()
+    for row in rows:
+        own = folder / "runs" / str(row["run"])
+        own.mkdir(parents=True)
+        (own / "run.json").write_text(json.dumps(row))
+        lines = [json.dumps(step) + "\n" for step in steps if step["run"] == row["run"]]
+        (own / "steps.jsonl").write_text("".join(lines))
+
+
+def test_tables_are_compared_with_what_runs_wrote_in_every_column(folder: Path):
+    rows = pq.read_table(folder / "runs.parquet").to_pylist()
+    write_raw(folder, rows)
+    assert check_study(folder) == [] and raw_records(folder) == (12, 12)
+    key = rows[0]["run"]
+    path = folder / "runs" / key / "run.json"
+    path.write_text(json.dumps({**rows[0], "status": "failed", "seed": 7, "factor:method": "b"}))
+    found = check_study(folder)
+    assert f"runs.parquet: run {key}: status is 'finished', its run.json has 'failed'" in found
+    assert f"runs.parquet: run {key}: seed is 0, its run.json has 7" in found
+    assert f"runs.parquet: run {key}: factor:method is 'a', its run.json has 'b'" in found
+
+
+def test_runs_that_are_partly_missing_are_named(folder: Path):
+    rows = pq.read_table(folder / "runs.parquet").to_pylist()
+    write_raw(folder, rows[1:])
+    assert check_study(folder) == [f"runs/: 1 of 12 runs have no records of their own: {rows[0]['run']}"]
+
+
+def test_a_score_that_is_not_what_a_run_wrote_is_named(folder: Path):
+    rows = pq.read_table(folder / "runs.parquet").to_pylist()
+    write_raw(folder, rows)
+    key = rows[0]["run"]
+    path = folder / "runs" / key / "steps.jsonl"
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    lines[40]["score"] = 0.6
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
     (found,) = check_study(folder)
-    assert found.startswith(f"steps.parquet: run {key}: score at step 40 is 0.8, its steps.jsonl has 0.6")
+    assert found == f"steps.parquet: run {key}, step 40: score is 0.8, its steps.jsonl has 0.6"
 
 
 def test_a_missing_report_is_said_and_missing_results_are_refused(folder: Path):

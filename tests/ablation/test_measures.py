@@ -3,7 +3,15 @@ import pytest
 from study_cases import run_of
 
 from asyncgrpo.ablation.design.study import Collapse
-from asyncgrpo.ablation.findings.measures import AXES, area_under, collapse_place, curve_of, horizon_of, measure
+from asyncgrpo.ablation.findings.measures import (
+    AXES,
+    area_under,
+    collapse_place,
+    curve_of,
+    horizon_of,
+    measure,
+    rule_is_refused,
+)
 
 RULE = Collapse.model_validate({"below": 0.5, "of": "best", "for": 3})
 NO_HORIZON = dict.fromkeys(AXES)
@@ -40,13 +48,14 @@ def test_without_an_evaluation_before_the_horizon_there_is_no_area():
         ([0.2, 0.8, 0.1, 0.1, 0.1, 0.7], None),  # it recovered
         ([0.2, 0.8, 0.1, 0.7, 0.1, 0.1, 0.1], 4),  # counted from the last time it was above
         ([0.2, 0.8, 0.4, 0.4, 0.4], None),  # exactly half is not under
-        ([0.3, 0.1, 0.1, 0.1], 1),  # never learnt, and lost what it had
+        ([0.3, 0.1, 0.1, 0.1], None),  # never learnt
+        ([0.3, 0.32, 0.1, 0.1, 0.1], None),  # by less than the margin
         ([0.0, 0.0, 0.0, 0.0], None),  # nothing to lose
         ([], None),
     ],
 )
 def test_a_collapse_is_the_last_stretch_under_half_of_the_best(scores: list[float], place: int | None):
-    assert collapse_place(scores, RULE) == place
+    assert collapse_place(scores, RULE, 0.03) == place
 
 
 def test_a_run_is_measured_on_every_axis():
@@ -75,22 +84,47 @@ def test_a_longer_run_has_no_higher_area_for_that():
     assert measure(long, horizons, RULE).auc["tokens"] == measure(short, horizons, RULE).auc["tokens"] == 0.25
 
 
-def test_a_failed_run_has_no_final_score_and_no_area():
+def test_a_failed_run_has_no_measure():
     found = measure(run_of([0.2, 0.4], status="failed"), dict.fromkeys(AXES, 4.0), RULE)
-    assert found.final is None and set(found.auc.values()) == {None}
-    assert (found.start, found.best) == (0.2, 0.4)
+    assert (found.start, found.best, found.final, found.collapsed) == (None, None, None, None)
+    assert set(found.auc.values()) == {None}
+
+
+def test_a_run_that_diverged_collapsed_at_its_last_step_and_has_nothing_from_there_on():
+    run = run_of([0.2, 0.8, None], every=1, status="diverged")
+    found = measure(run, {**NO_HORIZON, "steps": 6.0}, RULE)
+    assert (found.collapsed, found.collapse_step, found.last_step) == (True, 2, 2)
+    assert (found.start, found.best, found.final) == (0.2, 0.8, 0.0)
+    # By hand: 0.5, then 0.4, then nothing.
+    assert found.auc["steps"] == pytest.approx(0.9 / 6)
+    at_once = measure(run_of([0.4], status="diverged"), {**NO_HORIZON, "steps": 6.0}, RULE)
+    assert (at_once.start, at_once.final, at_once.auc["steps"]) == (0.4, 0.0, 0.0)
 
 
 def test_a_run_stopped_for_its_collapse_keeps_its_last_score_to_the_horizon():
-    run = run_of([0.8, 0.0, 0.0, 0.0], every=1, status="collapsed_stopped")
+    run = run_of(
+        [0.2, 0.8, 0.1, 0.1, 0.1], every=1, status="stopped_by_guard", error="kl too high; guards.kl_action=stop"
+    )
     found = measure(run, {**NO_HORIZON, "steps": 6.0}, RULE)
-    assert found.collapse_step == 1
-    assert found.auc["steps"] == pytest.approx(0.4 / 6)
+    assert (found.collapsed, found.collapse_step) == (True, 4)
+    assert found.auc["steps"] == pytest.approx((0.5 + 0.45 + 4 * 0.1) / 6)
 
 
-def test_a_run_stopped_before_the_rule_saw_it_has_collapsed_all_the_same():
-    found = measure(run_of([0.8, 0.8, 0.5, 0.5], every=1, status="collapsed_stopped"), NO_HORIZON, RULE)
-    assert found.collapse_step == 1
+def test_a_run_that_a_guard_stopped_before_the_rule_held_collapsed_only_by_that_guard():
+    stopped = {"every": 1, "status": "stopped_by_guard"}
+    by_kl = measure(run_of([0.2, 0.8, 0.1], error="guards.kl_action=stop", **stopped), NO_HORIZON, RULE)
+    assert (by_kl.collapsed, by_kl.collapse_step, by_kl.final) == (False, None, 0.1)
+    by_reward = measure(
+        run_of([0.2, 0.8, 0.5], error="fell; guards.reward_collapse_action=stop", **stopped), NO_HORIZON, RULE
+    )
+    assert (by_reward.collapsed, by_reward.collapse_step) == (True, 2)
+
+
+def test_scores_under_nothing_refuse_the_rule():
+    runs = [run_of([0.2, 0.8, 0.1, 0.1, 0.1]), run_of([0.1, -0.1], seed=1)]
+    assert rule_is_refused(runs) and not rule_is_refused(runs[:1])
+    assert measure(runs[0], NO_HORIZON, None).collapsed is None
+    assert measure(run_of([0.2, 0.8], status="diverged"), NO_HORIZON, None).collapsed is True
 
 
 def test_evaluations_that_are_missing_are_skipped():

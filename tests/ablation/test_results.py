@@ -111,6 +111,12 @@ def test_a_saturated_task_is_said():
     assert "saturated" not in said(plain_results())
 
 
+def test_negative_scores_refuse_the_collapse_rule():
+    results = results_of(lambda levels, seed: [score - 0.5 for score in truth(levels, seed)])
+    assert "scores must be ≥ 0" in said(results)
+    assert {arm["known"] for arm in results["arms"]} == {0} and results["survival"] == {}
+
+
 def test_few_seeds_and_no_controls_are_said():
     text = said(results_of(seeds=3, controls={}))
     assert "Only 3 seeds" in text and "no positive control" in text and "no A/A arm" in text

@@ -4,22 +4,45 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from asyncgrpo.ablation.findings.statistics import RESAMPLES, SEED, band, difference, estimate, holm, survival
+from asyncgrpo.ablation.findings.statistics import (
+    RESAMPLES,
+    SEED,
+    band,
+    clopper_pearson,
+    difference,
+    estimate,
+    holm,
+    sign_test,
+    survival,
+)
 
 LEFT = {0: 0.71, 1: 0.75, 2: 0.69, 3: 0.80, 4: 0.74}
 RIGHT = {0: 0.60, 1: 0.66, 2: 0.61, 3: 0.70, 4: 0.68}
 DIFFERENCES = [0.11, 0.09, 0.08, 0.10, 0.06]
 
 
-def test_an_estimate_is_the_mean_with_scipys_own_interval():
+def test_an_interval_of_few_seeds_is_that_of_t():
     found = estimate(DIFFERENCES)
+    half = stats.t.ppf(0.975, 4) * np.std(DIFFERENCES, ddof=1) / math.sqrt(5)
+    assert (found.low, found.high, found.interval) == (
+        pytest.approx(0.088 - half),
+        pytest.approx(0.088 + half),
+        "t",
+    )
+    mean, low, _ = band(np.array(DIFFERENCES)[:, None])
+    assert (mean[0], low[0]) == pytest.approx((0.088, 0.088 - half))
+
+
+def test_an_estimate_is_the_mean_with_scipys_own_interval():
+    values = [*DIFFERENCES, 0.088]
+    found = estimate(values)
     expected = stats.bootstrap(
-        (DIFFERENCES,), np.mean, n_resamples=RESAMPLES, method="BCa", rng=np.random.default_rng(SEED)
+        (values,), np.mean, n_resamples=RESAMPLES, method="BCa", rng=np.random.default_rng(SEED)
     ).confidence_interval
     assert found.mean == pytest.approx(0.088)
     assert (found.low, found.high) == pytest.approx(expected)
-    assert (found.n, found.note) == (5, "")
-    assert estimate(DIFFERENCES) == found
+    assert (found.n, found.note, found.interval) == (6, "", "BCa")
+    assert estimate(values) == found
 
 
 def test_an_interval_covers_the_truth_about_as_often_as_it_says():
@@ -78,7 +101,8 @@ def test_of_a_margin_of_nothing_none_is_equivalent():
 
 def test_without_spread_the_sign_test_decides():
     same = difference(LEFT, LEFT, 0.03)
-    assert (same.mean, same.p, same.p_equivalent) == (0.0, 1.0, 0.5**5)
+    assert (same.mean, same.p, same.p_equivalent, same.identical) == (0.0, None, None, True)
+    assert same.note == "identical in every seed"
     apart = difference({seed: value + 1 for seed, value in LEFT.items()}, LEFT, 0.03)
     assert (apart.p, apart.p_equivalent) == (2 * 0.5**5, 1.0)
 
@@ -127,3 +151,15 @@ def test_a_band_is_the_percentile_interval_at_every_place():
     assert low[0] < mean[0] < high[0]
     assert (low[2], high[2]) == pytest.approx((0.5, 0.5))
     assert np.isnan(band(values[:2])[1]).all()
+
+
+def test_outcomes_that_are_yes_or_no_are_compared_by_mcnemar():
+    lost = sign_test({seed: float(seed < 6) for seed in range(8)}, dict.fromkeys(range(8), 0.0))
+    assert (lost.mean, lost.p, lost.direction, lost.low) == (0.75, pytest.approx(2 * 0.5**6), 1, None)
+    assert sign_test({0: 1.0}, {0: 1.0}).p is None
+    assert clopper_pearson(3, 3) == pytest.approx((stats.beta.ppf(0.025, 3, 1), 1.0))
+
+
+def test_a_difference_beyond_the_margin_is_shown_by_t():
+    t = (0.088 - 0.05) / (np.std(DIFFERENCES, ddof=1) / math.sqrt(5))
+    assert difference(LEFT, RIGHT, 0.05).p_beyond == pytest.approx(2 * stats.t.sf(t, 4))

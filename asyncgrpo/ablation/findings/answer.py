@@ -57,11 +57,13 @@ def _base(layout: Mapping[str, Any]) -> str:
 
 def _stability(results: Mapping[str, Any]) -> str:
     arms = [arm for arm in results["arms"] if arm["in_grid"]]
-    collapsed, runs = sum(arm["collapsed"] for arm in arms), sum(arm["n"] for arm in arms)
-    worst = [arm for arm in sorted(arms, key=lambda arm: -arm["collapsed"] / max(1, arm["n"])) if arm["collapsed"]][:2]
+    collapsed, runs = sum(arm["collapsed"] for arm in arms), sum(arm["known"] for arm in arms)
+    worst = [arm for arm in sorted(arms, key=lambda arm: -arm["collapsed"] / max(1, arm["known"])) if arm["collapsed"]][
+        :2
+    ]
     said = f"{collapsed} of {runs} runs collapsed" if collapsed else f"None of the {runs} runs collapsed"
     if worst:
-        most = _listed([f"{arm['label']} ({arm['collapsed']} of {arm['n']})" for arm in worst])
+        most = _listed([f"{arm['label']} ({arm['collapsed']} of {arm['known']})" for arm in worst])
         said += f", most often {most}"
     found = results["interaction"]
     if not found["applies"]:

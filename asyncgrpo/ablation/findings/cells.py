@@ -5,9 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 
+from asyncgrpo.ablation.design.arms import Arm
 from asyncgrpo.ablation.findings.measures import Measures
 from asyncgrpo.ablation.tables.recorded import RecordedRun
 
@@ -28,13 +30,23 @@ class Cell:
     @property
     def failed(self) -> list[int]:
         """Seeds whose run failed."""
-        return [seed for seed, run in self.runs.items() if run.status == "failed"]
+        return self.with_status("failed")
 
     @property
     def collapsed(self) -> list[int]:
-        return [seed for seed, made in self.measures.items() if made.collapse_step is not None]
+        return [seed for seed, made in self.measures.items() if made.collapsed]
+
+    @property
+    def known(self) -> list[int]:
+        """Seeds of which it is known whether they collapsed."""
+        return [seed for seed, made in self.measures.items() if made.collapsed is not None]
+
+    def with_status(self, status: str) -> list[int]:
+        return [seed for seed, run in self.runs.items() if run.status == status]
 
 
+Part = TypeVar("Part", "Cell", RecordedRun, Arm)
+"""What has a role and levels."""
 Of = Callable[[Cell, int], float | None]
 """A measure of a cell's run with a seed; None when it has none."""
 
@@ -57,15 +69,19 @@ def cells_of(runs: Sequence[RecordedRun], measures: Mapping[str, Measures]) -> l
     ]
 
 
-def grid(cells: Sequence[Cell]) -> list[Cell]:
+def grid(parts: Sequence[Part]) -> list[Part]:
     """Those that the factors make: without the A/A arm, and without a positive control that has settings of its own."""
-    taken = {tuple(sorted(cell.factors.items())) for cell in cells if cell.role in ("arm", "baseline")}
+    taken = {_levels(part) for part in parts if part.role in ("arm", "baseline")}
     return [
-        cell
-        for cell in cells
-        if cell.role in ("arm", "baseline")
-        or (cell.role == "positive" and tuple(sorted(cell.factors.items())) not in taken)
+        part
+        for part in parts
+        if part.role in ("arm", "baseline") or (part.role == "positive" and _levels(part) not in taken)
     ]
+
+
+def _levels(part: Cell | RecordedRun | Arm) -> tuple[tuple[str, str], ...]:
+    levels = part.levels if isinstance(part, Arm) else part.factors
+    return tuple(sorted(levels.items()))
 
 
 def selected(cells: Sequence[Cell], selector: Mapping[str, str]) -> list[Cell]:
@@ -107,18 +123,21 @@ def paired(pairs: Sequence[tuple[Cell, Cell]], of: Of) -> tuple[dict[int, float]
 
 
 def value_of(measure: str, axis: str) -> Of:
-    """`auc` (against the axis), `final`, `best`, `start`, `collapses`, or a column of the steps: its mean over them."""
+    """`auc` (against the axis), `final`, `best`, `start`, `collapses`, or a column of the steps: its mean over them.
+
+    A run that failed has none of them, partial means included: it says nothing of the rest.
+    """
 
     def of(cell: Cell, seed: int) -> float | None:
         made = cell.measures.get(seed)
-        if made is None:
+        if made is None or cell.runs[seed].status == "failed":
             return None
         if measure == "auc":
             return made.auc[axis]
         if measure in ("final", "best", "start"):
             return float(value) if (value := getattr(made, measure)) is not None else None
         if measure == "collapses":
-            return float(made.collapse_step is not None)
+            return None if made.collapsed is None else float(made.collapsed)
         column = cell.runs[seed].column(measure)
         known = column[np.isfinite(column)]
         return float(known.mean()) if len(known) else None

@@ -1,7 +1,7 @@
 """Whether every reported figure is what the records give: computes all of them again and names those that differ.
 
-From the raw records on: runs/*/steps.jsonl against the tables, the tables against results.json and results.parquet, and
-results.json against every figure, word and drawing of report.html.
+From the raw records on: runs/*/run.json and steps.jsonl against every column of the tables, these against
+results.json and results.parquet, and results.json against every figure, word and drawing of report.html.
 """
 
 from __future__ import annotations
@@ -14,14 +14,12 @@ from typing import Any
 
 from asyncgrpo.ablation.findings.results import REPORT_FILE, RESULTS_FILE, RESULTS_TABLE, compute_study, read_results
 from asyncgrpo.ablation.report.page import page
-from asyncgrpo.ablation.tables.recorded import read_runs
-from asyncgrpo.ablation.tables.records import STEPS, read_steps, read_table
+from asyncgrpo.ablation.tables.records import RUNS, STEPS, STEPS_FILE, read_run, read_steps, read_table
 
-__all__ = ["check_study", "differences", "report_differences"]
+__all__ = ["check_study", "differences", "raw_records", "report_differences"]
 
 TOLERANCE = 1e-6
 """Relative: what another processor or version of a library may change, and nobody reads."""
-RAW = ("tokens", "samples", "seconds", "reward", "score")
 _FIGURE = re.compile(r'<data data-of="([^"]*)" value="([^"]*)">(.*?)</data>', re.DOTALL)
 _DRAWING = re.compile(r'<svg viewBox[^>]*role="img" aria-label="([^"]*)">.*?</svg>', re.DOTALL)
 _SECTION = re.compile(r'(?=<section id="([^"]*)")')
@@ -101,22 +99,47 @@ def _section(name: str, report: str, expected: str, comparable: bool) -> Iterato
         yield f"section {name}: its words are not what results give, at “{said}”"
 
 
+def raw_records(folder: str | Path) -> tuple[int, int]:
+    """Of how many runs in the tables the own records are there, and how many runs there are."""
+    keys = [row["run"] for row in read_table(Path(folder) / RUNS).to_pylist()]
+    return sum(read_run(Path(folder) / "runs" / key) is not None for key in keys), len(keys)
+
+
 def _raw(folder: Path) -> Iterator[str]:
-    """Tables against the records of each run, where these are kept."""
-    for run in read_runs(folder):
-        steps = read_steps(folder / "runs" / run.run)
-        if not steps:
+    """Every column of both tables against the records of each run, where these are kept."""
+    runs, steps = read_table(folder / RUNS).to_pylist(), read_table(folder / STEPS)
+    lacking = []
+    places: dict[str, list[int]] = {}
+    for place, key in enumerate(steps["run"].to_pylist()):
+        places.setdefault(key, []).append(place)
+    for row in runs:
+        key = row["run"]
+        own = folder / "runs" / key
+        written = read_run(own)
+        if written is None:
+            lacking.append(key)
             continue
-        own = run.column("step")
-        if len(own) != len(steps):
-            yield f"{STEPS}: run {run.run} has {len(own)} steps, its steps.jsonl has {len(steps)}"
+        yield from _row(f"{RUNS}: run {key}", row, written, "run.json")
+        records = read_steps(own)
+        stored = steps.take(places.get(key, [])).to_pylist()
+        if len(stored) != len(records):
+            yield f"{STEPS}: run {key} has {len(stored)} steps, its {STEPS_FILE} has {len(records)}"
             continue
-        for name in RAW:
-            for record, value in zip(steps, run.column(name).tolist(), strict=True):
-                written = record.get(name)
-                if not _same(written, None if math.isnan(value) else value):
-                    place = f"run {run.run}: {name} at step {record['step']}"
-                    yield f"{STEPS}: {place} is {value!r}, its steps.jsonl has {written!r}"
+        for one, record in zip(stored, records, strict=True):
+            yield from _row(f"{STEPS}: run {key}, step {record['step']}", one, record, STEPS_FILE)
+    if lacking and len(lacking) < len(runs):
+        yield f"runs/: {len(lacking)} of {len(runs)} runs have no records of their own: {', '.join(lacking)}"
+
+
+def _row(where: str, stored: Mapping[str, Any], written: Mapping[str, Any], file: str) -> Iterator[str]:
+    for name in dict.fromkeys([*stored, *written]):
+        value, other = stored.get(name), written.get(name)
+        if isinstance(value, str) and other is not None:
+            other = str(other)  # a column of mixed values is text
+        elif isinstance(other, bool) and isinstance(value, float):
+            other = float(other)
+        if value is not other and value != other and not _same(value, other):
+            yield f"{where}: {name} is {value!r}, its {file} has {other!r}"
 
 
 def _table(folder: Path, rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:

@@ -11,7 +11,7 @@ import numpy as np
 from asyncgrpo.ablation.design.study import FEWEST_SEEDS, Study
 from asyncgrpo.ablation.findings.cells import Cell, grid, paired, value_of
 from asyncgrpo.ablation.findings.measures import AXES, curve_of
-from asyncgrpo.ablation.findings.statistics import difference, estimate
+from asyncgrpo.ablation.findings.statistics import CONFIDENCE, difference, estimate
 
 __all__ = ["aa", "notices", "positive", "saturation", "unmatched"]
 
@@ -37,8 +37,8 @@ def aa(cells: Sequence[Cell], axis: str, margin: float) -> dict[str, Any] | None
     for measure in ("auc", "final"):
         lefts, rights, _ = paired([(second, first)], value_of(measure, axis))
         rows[measure] = asdict(difference(lefts, rights, margin))
-    low, high = rows["auc"]["low"], rows["auc"]["high"]
-    return {"arm": first.arm, **rows, "differs": low is not None and (low > 0 or high < 0)}
+    p = rows["auc"]["p"]
+    return {"arm": first.arm, **rows, "differs": p is not None and p < 1 - CONFIDENCE}
 
 
 def positive(cells: Sequence[Cell]) -> dict[str, Any] | None:
@@ -46,7 +46,7 @@ def positive(cells: Sequence[Cell]) -> dict[str, Any] | None:
     own = next((cell for cell in cells if cell.role == "positive"), None)
     if own is None:
         return None
-    collapsed, of = len(own.collapsed), len(own.runs)
+    collapsed, of = len(own.collapsed), len(own.known)
     return {"arm": own.arm, "collapsed": collapsed, "of": of, "holds": of > 0 and collapsed >= COLLAPSED_SHARE * of}
 
 
@@ -72,7 +72,7 @@ def saturation(cells: Sequence[Cell]) -> dict[str, Any]:
 
 def unmatched(cells: Sequence[Cell], horizons: Mapping[str, float | None]) -> dict[str, dict[str, Any]]:
     """By axis: how far runs went beyond the horizon, as the median and the largest share of it."""
-    found = {}
+    found: dict[str, dict[str, Any]] = {}
     for axis in AXES:
         horizon = horizons.get(axis)
         if not horizon:
@@ -99,6 +99,8 @@ def notices(study: Study, cells: Sequence[Cell], found: Mapping[str, Any]) -> li
     if found["over"] < found["planned"]:
         said.append(("bad", f"The study is not over: these are {found['over']} of {found['planned']} runs."))
     control, twin, scores = found["positive"], found["aa"], found["saturation"]
+    if found["rule_refused"]:
+        said.append(("bad", "Collapses cannot be told: scores must be ≥ 0 for a share of the best to mean anything."))
     if control is None:
         said.append(("warn", "There is no positive control: nothing shows that this task can tell arms apart."))
     elif not control["holds"]:
@@ -119,8 +121,8 @@ def notices(study: Study, cells: Sequence[Cell], found: Mapping[str, Any]) -> li
         said.append(
             (
                 "bad",
-                "The two runs of the A/A arm differ by more than their interval allows: pairs do not start alike, or "
-                "intervals are too narrow.",
+                "The two runs of the A/A arm differ, by the paired t test at 5 %: pairs do not start alike, or it is "
+                "one of the 20 in which chance does that.",
             )
         )
     seeds = min((len(cell.runs) for cell in cells), default=0)
@@ -128,7 +130,18 @@ def notices(study: Study, cells: Sequence[Cell], found: Mapping[str, Any]) -> li
         said.append(("warn", f"Only {seeds} seed{'s' if seeds != 1 else ''}: fewer than {FEWEST_SEEDS} show little."))
     failed = sum(len(cell.failed) for cell in cells)
     if failed:
-        said.append(("warn", f"{failed} run{'s' if failed > 1 else ''} failed: see Failures. They are in no mean."))
+        said.append(("warn", f"{failed} run{'s' if failed > 1 else ''} failed: see Failures. They are in no figure."))
+    if diverged := sum(len(cell.with_status("diverged")) for cell in cells):
+        said.append(("warn", f"{diverged} run{_s(diverged)} diverged: collapsed, with a score of 0 from there on."))
+    stopped = sum(len(set(cell.with_status("stopped_by_guard")) - set(cell.collapsed)) for cell in cells)
+    if stopped:
+        said.append(
+            (
+                "warn",
+                f"{stopped} run{_s(stopped)} stopped by a guard before the budget, not for a collapse: see Failures. "
+                "The last score is held.",
+            )
+        )
     counts = [
         len(curve_of(run, "steps")[0]) for cell in cells for run in cell.runs.values() if run.status == "finished"
     ]
@@ -143,3 +156,7 @@ def notices(study: Study, cells: Sequence[Cell], found: Mapping[str, Any]) -> li
             )
         )
     return [{"level": level, "text": text} for level, text in sorted(said, key=lambda item: item[0] != "bad")]
+
+
+def _s(count: int) -> str:
+    return "" if count == 1 else "s"

@@ -21,16 +21,20 @@ MOST_POINTS = 60
 def curves(cells: Sequence[Cell]) -> dict[str, dict[str, Any]]:
     """By axis and arm: places, mean over seeds and its band. Runs that failed are in none.
 
-    Each is drawn as far as every finished run of the arm got; one stopped by its collapse keeps its last score.
+    Each is drawn as far as every finished run of the arm got; one that a guard stopped keeps its last score, one that
+    diverged has 0 from there on.
     """
     return {axis: {cell.arm: drawn for cell in cells if (drawn := _curve(cell, axis))} for axis in AXES}
 
 
 def survivals(cells: Sequence[Cell]) -> dict[str, list[dict[str, Any]]]:
-    """By arm: share of its runs that had not collapsed, by step. One that failed is censored at its last evaluation."""
+    """By arm: share of its runs that had not collapsed, by step. Runs that failed are in none.
+
+    One that a guard stopped for another reason is censored at its last evaluation.
+    """
     made = {}
     for cell in cells:
-        measures = [own for seed, own in cell.measures.items() if len(cell.runs[seed].column("step"))]
+        measures = [own for own in cell.measures.values() if own.collapsed is not None]
         times = [float(own.last_step if own.collapse_step is None else own.collapse_step) for own in measures]
         points = survival(times, [own.collapse_step is not None for own in measures])
         if points:
@@ -60,5 +64,7 @@ def _places(runs: Sequence[RecordedRun], axis: str) -> np.ndarray:
     shared = all(len(own) == len(shortest) and np.array_equal(own, shortest) for own in finished)
     if shared and len(shortest) <= MOST_POINTS:
         return shortest
-    start, end = max(float(own[0]) for own in places), min(float(own[-1]) for own in finished)
+    ends = [float(own[-1]) for own in finished]
+    # Where none finished, all are known to the end of the last: they keep what they had.
+    start, end = max(float(own[0]) for own in places), max(ends) if finished is places else min(ends)
     return np.linspace(start, end, min(MOST_POINTS, max(2, len(shortest))))

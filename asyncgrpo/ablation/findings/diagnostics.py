@@ -62,7 +62,7 @@ _BY_TOKEN = re.compile(r"learner/staleness_(\d+)/(.+)")
 
 
 def by_staleness(cells: Sequence[Cell], layout: Layout) -> list[dict[str, Any]]:
-    """By series, level of the staleness factor and name: the mean over all runs there, whatever their learning rate,
+    """By series, level of the staleness factor and name: the mean over seeds, each averaged over its learning rates,
     with its interval. A name that none of them recorded has no row."""
     rows = []
     for series, level in itertools.product(
@@ -76,7 +76,7 @@ def by_staleness(cells: Sequence[Cell], layout: Layout) -> list[dict[str, Any]]:
         ]
         for name in DIAGNOSTICS:
             of = np.mean if name in SHARES else np.median
-            if values := [value for cell in own for value in _of_runs(cell, name, of)]:
+            if values := _of_seeds(own, name, of):
                 rows.append({"series": series, "staleness": level, "name": name, **asdict(estimate(values))})
     return rows
 
@@ -91,7 +91,7 @@ def by_token_staleness(cells: Sequence[Cell], layout: Layout) -> list[dict[str, 
         for staleness, name in parts:
             if name in BY_TOKEN and len({part[0] for part in parts}) > 1:
                 column = f"learner/staleness_{staleness}/{name}"
-                values = [value for cell in own for value in _of_runs(cell, column, np.median)]
+                values = _of_seeds(own, column, np.median)
                 rows.append({"series": series, "staleness": staleness, "name": name, **asdict(estimate(values))})
     return rows
 
@@ -122,7 +122,7 @@ def overlap(cells: Sequence[Cell], pairs: Sequence[tuple[Cell, Cell]]) -> dict[s
         own = {name: asdict(estimate(values)) for name in OVERLAP if (values := _of_runs(cell, name, np.mean))}
         other = baselines.get(cell.arm)
         if other is not None:
-            mine, base = _by_seed(cell, "step_seconds"), _by_seed(other, "step_seconds")
+            mine, base = (_by_seed(one, "step_seconds", np.mean) for one in (cell, other))
             ratios = [base[seed] / mine[seed] for seed in mine if base.get(seed) and mine[seed]]
             own["steps_faster"] = {**asdict(estimate(ratios)), "against": other.arm}
         found[cell.arm] = own
@@ -130,13 +130,19 @@ def overlap(cells: Sequence[Cell], pairs: Sequence[tuple[Cell, Cell]]) -> dict[s
 
 
 def _of_runs(cell: Cell, name: str, of: Callable[[Array], Any]) -> list[float]:
-    values = (run.column(name) for run in cell.runs.values())
-    return [float(of(known)) for column in values if len(known := column[np.isfinite(column)])]
+    return list(_by_seed(cell, name, of).values())
 
 
-def _by_seed(cell: Cell, name: str) -> dict[int, float]:
-    return {
-        seed: float(np.nanmean(column))
-        for seed, run in cell.runs.items()
-        if np.isfinite(column := run.column(name)).any()
-    }
+def _of_seeds(cells: Sequence[Cell], name: str, of: Callable[[Array], Any]) -> list[float]:
+    """One value per seed, which is the independent unit: the mean over its runs in these cells."""
+    by_seed: dict[int, list[float]] = {}
+    for cell in cells:
+        for seed, value in _by_seed(cell, name, of).items():
+            by_seed.setdefault(seed, []).append(value)
+    return [float(np.mean(values)) for values in by_seed.values()]
+
+
+def _by_seed(cell: Cell, name: str, of: Callable[[Array], Any]) -> dict[int, float]:
+    """Runs that failed are left out."""
+    columns = ((seed, run.column(name)) for seed, run in cell.runs.items() if run.status != "failed")
+    return {seed: float(of(known)) for seed, column in columns if len(known := column[np.isfinite(column)])}

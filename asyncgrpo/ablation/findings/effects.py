@@ -121,6 +121,8 @@ def _compared(
 
 def _finding(row: Mapping[str, Any]) -> str:
     """A difference that is both shown and smaller than the margin is equivalent: that is what a margin is for."""
+    if row["identical"]:
+        return EQUIVALENT
     if row["p_equivalent_holm"] is not None and row["p_equivalent_holm"] < LEVEL:
         return EQUIVALENT
     if row["p_holm"] is None or row["p_holm"] >= LEVEL or row["low"] is None:

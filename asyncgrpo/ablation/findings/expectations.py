@@ -2,19 +2,19 @@
 
 All tests of a study's expectations are one family, corrected together (Holm). An expectation is *met* when its test
 says so at 5 % after that; *not met* when the data say the contrary: a difference the other way by the same standard, or
-one shown to be smaller than the margin, or an interval that lies wholly beyond what was expected. What is neither is
-undecided, which more seeds may change.
+one shown to be smaller or, of equivalence, larger than the margin, by tests that are of the family too. What is
+neither is undecided, which more seeds may change.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
-from asyncgrpo.ablation.design.study import Expectation
+from asyncgrpo.ablation.design.study import Expectation, Study
 from asyncgrpo.ablation.findings.cells import Cell, matched, paired, selected, value_of
-from asyncgrpo.ablation.findings.statistics import Difference, difference, holm
+from asyncgrpo.ablation.findings.statistics import Difference, clopper_pearson, difference, holm, sign_test
 
 __all__ = ["LEVEL", "Part", "Verdict", "judge", "said_selector"]
 
@@ -40,6 +40,9 @@ class Part:
     left_out: tuple[int, ...] = ()
     """Seeds that miss a run of them."""
     p_holm: float | None = None
+    p_contrary: float | None = None
+    """Of the contrary, where another test says so than that of the expectation."""
+    p_contrary_holm: float | None = None
 
 
 @dataclass(frozen=True)
@@ -53,19 +56,27 @@ class Verdict:
     value: float | None = None
     """The bound, where there is one."""
     count: int | None = None
-    """Of a counted measure: how many."""
+    """Of a counted measure: how many. A count, without a test."""
     of: int | None = None
+    share: tuple[float, float] | None = None
+    """95 % interval of the share (Clopper-Pearson)."""
     reasons: tuple[str, ...] = field(default=())
     """Why it is undecided or cannot be told, in words."""
 
 
-def judge(cells: Sequence[Cell], expectations: Sequence[Expectation], axis: str, margin: float) -> list[Verdict]:
-    """Of every expectation, in their order. cells: the grid; axis: the budget's; margin: that of equivalence."""
+def judge(cells: Sequence[Cell], study: Study, axis: str, planned: Sequence[Mapping[str, str]] = ()) -> list[Verdict]:
+    """Of every expectation, in their order. cells: the grid; planned: levels of its arms, run or not; axis: the
+    budget's."""
+    expectations, margin = study.expectations, study.equivalence_margin
     tests = [_parts(cells, expectation, axis, margin) for expectation in expectations]
-    adjusted = iter(holm([part.p for parts in tests for part in parts]))
-    corrected = [tuple(Part(**{**vars(part), "p_holm": next(adjusted)}) for part in parts) for parts in tests]
+    adjusted = iter(holm([p for parts in tests for part in parts for p in (part.p, part.p_contrary)]))
+    corrected = [
+        tuple(replace(part, p_holm=next(adjusted), p_contrary_holm=next(adjusted)) for part in parts) for parts in tests
+    ]
     return [
-        _verdict(cells, expectation, parts, axis, margin)
+        _verdict(
+            expectation, parts, axis, margin, None if parts else _counted(cells, expectation, study.seeds, planned)
+        )
         for expectation, parts in zip(expectations, corrected, strict=True)
     ]
 
@@ -86,13 +97,19 @@ def _parts(cells: Sequence[Cell], expectation: Expectation, axis: str, margin: f
     for left, right in sides:
         pairs = matched(cells, left, right)
         lefts, rights, left_out = paired(pairs, of)
-        found = difference(lefts, rights, margin)
         equivalent = expectation.expect == "equivalent"
+        is_score, counted = expectation.measure in SCORES, expectation.measure == "collapses"
+        size = margin if is_score or equivalent else 0.0
+        found = sign_test(lefts, rights) if counted else difference(lefts, rights, size)
+        by_size = is_score and expectation.expect in ("greater", "less")
+        contrary = found.p_beyond if equivalent else found.p_equivalent if by_size else None
+        test = "exact McNemar" if len(pairs) == 1 else "sign test"
         made.append(
             Part(
                 left=said_selector(left),
                 right=said_selector(right),
-                test=f"TOST, margin {margin:g}" if equivalent else "paired t",
+                test=test if counted else f"TOST, margin {margin:g}" if equivalent else "paired t",
+                p_contrary=contrary,
                 found=found,
                 p=found.p_equivalent if equivalent else found.p,
                 pairs=len(pairs),
@@ -107,15 +124,18 @@ def _against_bound(cells: Sequence[Cell], expectation: Expectation, axis: str, m
     of = value_of(expectation.measure, expectation.axis or axis)
     own = selected(cells, arm)
     lefts, _, left_out = paired([(cell, cell) for cell in own], of)
-    found = difference(lefts, dict.fromkeys(lefts, value), margin)
+    found = difference(lefts, dict.fromkeys(lefts, value), 0.0)
     return Part(said_selector(arm), f"{value:g}", "one-sample t", found, found.p, len(own), tuple(left_out))
 
 
 def _verdict(
-    cells: Sequence[Cell], expectation: Expectation, parts: tuple[Part, ...], axis: str, margin: float
+    expectation: Expectation,
+    parts: tuple[Part, ...],
+    axis: str,
+    margin: float,
+    counted: tuple[str, int, int, tuple[str, ...]] | None,
 ) -> Verdict:
     against = None if expectation.measure != "auc" else expectation.axis or axis
-    counted = None if parts else _counted(cells, expectation)
     if counted is not None:
         outcome, count, of, reasons = counted
         return Verdict(
@@ -128,9 +148,10 @@ def _verdict(
             expectation.value,
             count,
             of,
+            clopper_pearson(count, of),
             reasons,
         )
-    outcome = _outcome(expectation.expect, parts, margin, is_score=expectation.measure in SCORES)
+    outcome = _outcome(expectation.expect, parts, is_score=expectation.measure in SCORES)
     return Verdict(
         expectation.name,
         expectation.measure,
@@ -143,23 +164,36 @@ def _verdict(
     )
 
 
-def _counted(cells: Sequence[Cell], expectation: Expectation) -> tuple[str, int, int, tuple[str, ...]]:
-    """How many runs collapsed. Ones that failed might have: while they can change the outcome, it is undecided."""
-    own, bound = selected(cells, expectation.arm or {}), expectation.value or 0.0
-    count = sum(len(cell.collapsed) for cell in own)
-    of = sum(len(cell.runs) for cell in own)
-    unknown = sum(len(set(cell.failed) - set(cell.collapsed)) for cell in own)
+def _counted(
+    cells: Sequence[Cell], expectation: Expectation, seeds: Sequence[int], planned: Sequence[Mapping[str, str]]
+) -> tuple[str, int, int, tuple[str, ...]]:
+    """How many runs collapsed, of those known. Ones that failed or are still to run might: while they can change the
+    outcome, it is undecided."""
+    arm, bound = expectation.arm or {}, expectation.value or 0.0
+    own = selected(cells, arm)
+    count, of = sum(len(cell.collapsed) for cell in own), sum(len(cell.known) for cell in own)
+    lost_runs = sum(len(cell.runs) - len(cell.known) for cell in own)
+    run = {(tuple(sorted(cell.factors.items())), seed) for cell in own for seed in cell.runs}
+    wanted = [levels for levels in planned if all(levels.get(factor) == level for factor, level in arm.items())]
+    to_run = sum((tuple(sorted(levels.items())), seed) not in run for levels in wanted for seed in seeds)
+    unknown = lost_runs + to_run
+    reasons = []
+    if lost_runs:
+        reasons.append(
+            f"of {lost_runs} of the runs it is not known whether they collapse: they failed, or scores are under 0"
+        )
+    if to_run:
+        reasons.append(f"{to_run} of the planned runs are still to run")
     if not of:
-        return UNDECIDED, 0, 0, ("no run of these arms",)
+        return UNDECIDED, 0, 0, tuple(reasons or ["no run of these arms"])
     if expectation.expect == "at least":
         met, lost = count >= bound, count + unknown < bound
     else:
         met, lost = count + unknown <= bound, count > bound
-    reasons = (f"{unknown} of the runs failed: whether they would have collapsed is not known",) if unknown else ()
-    return MET if met else NOT_MET if lost else UNDECIDED, count, of, reasons
+    return MET if met else NOT_MET if lost else UNDECIDED, count, of, tuple(reasons)
 
 
-def _outcome(expect: str, parts: Sequence[Part], margin: float, *, is_score: bool) -> str:
+def _outcome(expect: str, parts: Sequence[Part], *, is_score: bool) -> str:
     if expect in ("inverted", "same order"):
         signs = [_sign(part) for part in parts]
         inverted = 1 in signs and -1 in signs
@@ -171,21 +205,19 @@ def _outcome(expect: str, parts: Sequence[Part], margin: float, *, is_score: boo
     if found is None or found.mean is None:
         return UNDECIDED
     if expect == "equivalent":
-        beyond = found.low is not None and found.high is not None and (found.low > margin or found.high < -margin)
-        return MET if _under(part.p_holm) else NOT_MET if beyond else UNDECIDED
+        beyond = _under(part.p_contrary_holm)
+        return MET if found.identical or _under(part.p_holm) else NOT_MET if beyond else UNDECIDED
     sign = 1 if expect in ("greater", "at least") else -1
     if _sign(part) == sign:
         return MET
-    too_small = is_score and expect in ("greater", "less") and _under(found.p_equivalent)
+    too_small = is_score and expect in ("greater", "less") and (found.identical or _under(part.p_contrary_holm))
     return NOT_MET if _sign(part) == -sign or too_small else UNDECIDED
 
 
 def _sign(part: Part) -> int:
     """1 or -1 of a difference that is shown, by its corrected test and by its interval; else 0."""
     found = part.found
-    if found is None or found.low is None or found.high is None or not _under(part.p_holm):
-        return 0
-    return 1 if found.low > 0 else -1 if found.high < 0 else 0
+    return found.direction if found is not None and _under(part.p_holm) else 0
 
 
 def _under(p: float | None) -> bool:

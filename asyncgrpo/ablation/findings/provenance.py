@@ -36,6 +36,7 @@ def run_rows(cells: Sequence[Cell]) -> list[dict[str, Any]]:
                     "best": own.best,
                     "final": own.final,
                     **{f"auc/{axis}": own.auc[axis] for axis in AXES},
+                    "collapsed": own.collapsed,
                     "collapse_step": own.collapse_step,
                     "last_step": own.last_step,
                     "seconds": run.seconds,
@@ -46,11 +47,20 @@ def run_rows(cells: Sequence[Cell]) -> list[dict[str, Any]]:
 
 
 def failures(cells: Sequence[Cell]) -> list[dict[str, Any]]:
+    """Runs that did not finish: failed, diverged or stopped by a guard."""
     return [
-        {"arm": run.arm, "seed": seed, "run": run.run, "step": cell.measures[seed].last_step, "error": run.error or ""}
+        {
+            "arm": run.arm,
+            "seed": seed,
+            "run": run.run,
+            "status": run.status,
+            "collapsed": cell.measures[seed].collapsed,
+            "step": cell.measures[seed].last_step,
+            "error": run.error or "",
+        }
         for cell in cells
         for seed, run in cell.runs.items()
-        if run.status == "failed"
+        if run.status != "finished"
     ]
 
 

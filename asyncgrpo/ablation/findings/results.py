@@ -21,13 +21,14 @@ from typing import Any
 
 import numpy as np
 
+from asyncgrpo.ablation.design.arms import arms_of
 from asyncgrpo.ablation.findings import controls, curves, diagnostics, effects, provenance
 from asyncgrpo.ablation.findings.answer import answer
 from asyncgrpo.ablation.findings.beforehand import Beforehand, read_beforehand
 from asyncgrpo.ablation.findings.cells import Cell, cells_of, grid, matched, value_of
 from asyncgrpo.ablation.findings.expectations import judge
 from asyncgrpo.ablation.findings.layout import Layout, layout_of
-from asyncgrpo.ablation.findings.measures import AXES, horizon_of, measure
+from asyncgrpo.ablation.findings.measures import AXES, horizon_of, measure, rule_is_refused
 from asyncgrpo.ablation.findings.statistics import CONFIDENCE, estimate
 from asyncgrpo.ablation.tables.recorded import RecordedRun, read_runs
 from asyncgrpo.errors import RunFolderError
@@ -36,6 +37,8 @@ from asyncgrpo.observe.files import replacing, write_text
 __all__ = ["REPORT_FILE", "RESULTS_FILE", "RESULTS_TABLE", "compute", "compute_study", "read_results", "report_study"]
 
 RESULTS_FILE, RESULTS_TABLE, REPORT_FILE = "results.json", "results.parquet", "report.html"
+ENDS = {"failed": "failed", "diverged": "diverged", "stopped": "stopped_by_guard"}
+"""Counts of runs that did not finish, by the name of the figure."""
 DIGITS = 10
 """Significant ones in results.json: more than anyone reads, fewer than differ between machines."""
 
@@ -68,9 +71,12 @@ def compute(beforehand: Beforehand, runs: Sequence[RecordedRun]) -> dict[str, An
         raise RunFolderError("runs.parquet has no run but those of tuning: there is nothing to report yet")
     study, layout = beforehand.study, layout_of(beforehand.study)
     axis, margin = study.budget.axis, study.equivalence_margin
-    horizons = {name: horizon_of(told, name) for name in AXES}
-    cells = cells_of(runs, {run.run: measure(run, horizons, study.collapse) for run in told})
+    horizons: dict[str, float | None] = {name: horizon_of(told, name) for name in AXES}
+    refused = rule_is_refused(told)
+    rule = None if refused else study.collapse
+    cells = cells_of(runs, {run.run: measure(run, horizons, rule, margin) for run in told})
     own = grid(cells)
+    planned = [arm.levels for arm in grid(arms_of(study))]
     pairs = [pair for cell in own for pair in matched(own, cell.factors, layout.baseline or {})]
     results: dict[str, Any] = {
         "study": _header(beforehand, cells),
@@ -79,13 +85,14 @@ def compute(beforehand: Beforehand, runs: Sequence[RecordedRun]) -> dict[str, An
         "controls": {
             "aa": controls.aa(cells, axis, margin),
             "positive": controls.positive(cells),
+            "rule_refused": refused,
             "saturation": controls.saturation(own),
         },
         "expectations": {
             "changes": list(beforehand.changes),
             "digest": beforehand.digest,
             "written_at": beforehand.written_at,
-            "rows": [asdict(verdict) for verdict in judge(own, study.expectations, axis, margin)],
+            "rows": [asdict(verdict) for verdict in judge(own, study, axis, planned)],
         },
         "arms": [_arm(cell, own, layout) for cell in cells],
         "pooled": effects.pooled(own, layout, axis, margin),
@@ -162,7 +169,7 @@ def _header(beforehand: Beforehand, cells: Sequence[Cell]) -> dict[str, Any]:
         "seeds": sorted({run.seed for run in runs}),
         "arms": len(cells),
         "runs": len(runs),
-        "failed": sum(run.status == "failed" for run in runs),
+        **{name: sum(run.status == status for run in runs) for name, status in ENDS.items()},
         "hours": sum(run.seconds for run in runs) / 3600,
     }
 
@@ -180,7 +187,8 @@ def _arm(cell: Cell, own: Sequence[Cell], layout: Layout) -> dict[str, Any]:
         "series": layout.series_of(cell.factors),
         "in_grid": cell in own,
         "n": len(cell.runs),
-        "failed": len(cell.failed),
+        "known": len(cell.known),
+        **{name: len(cell.with_status(status)) for name, status in ENDS.items()},
         "collapsed": len(cell.collapsed),
         "first_collapse": collapses[0] if collapses else None,
         "measures": estimates,

@@ -22,9 +22,11 @@ __all__ = [
     "Estimate",
     "SurvivalPoint",
     "band",
+    "clopper_pearson",
     "difference",
     "estimate",
     "holm",
+    "sign_test",
     "survival",
 ]
 
@@ -32,6 +34,8 @@ CONFIDENCE = 0.95
 RESAMPLES = 1999
 BAND_RESAMPLES = 999
 FEWEST_FOR_INTERVAL = 3
+FEWEST_FOR_BOOTSTRAP = 6
+"""Of fewer it covers far less than it says: of 5 normal values 81 % where t covers 95 %."""
 SEED = 20240501
 INSTALL = "pip install 'asyncgrpo[ablation]'"
 
@@ -44,10 +48,12 @@ class Estimate:
     """None without a value."""
     low: float | None = None
     high: float | None = None
-    """95 %, bias-corrected and accelerated bootstrap; None when there is none."""
+    """95 %; None when there is none."""
     n: int = 0
     note: str = ""
     """Why there is no interval, or why it has no width."""
+    interval: str = ""
+    """Which it is: `t` of fewer than 6 values, else `BCa`, the bias-corrected and accelerated bootstrap."""
 
 
 @dataclass(frozen=True)
@@ -64,6 +70,14 @@ class Difference:
     """Two-sided paired t test of no difference; None of fewer than two pairs."""
     p_equivalent: float | None
     """TOST: of a difference at least as large as the margin, either way. Small: they are equivalent."""
+    interval: str = ""
+    """As of an estimate."""
+    p_beyond: float | None = None
+    """Of a difference within the margin, either way, by twice the one-sided t test. Small: it is larger than that."""
+    identical: bool = False
+    """The same difference in every seed, and it is within the margin: nothing to test."""
+    direction: int = 0
+    """1 or -1 where the interval, or of outcomes that are yes or no most of the seeds, say so; else 0."""
 
 
 @dataclass(frozen=True)
@@ -93,8 +107,35 @@ def estimate(values: Sequence[float] | Array) -> Estimate:
         return Estimate(mean, mean, mean, n, f"the same for all {n} seeds")
     if n < FEWEST_FOR_INTERVAL:
         return Estimate(mean, n=n, note=f"{n} seeds: no interval")
+    if n < FEWEST_FOR_BOOTSTRAP:
+        low, high = _t_interval(known)
+        return Estimate(mean, float(low), float(high), n, interval="t")
     low, high = _bootstrap(known, "BCa", RESAMPLES)
-    return Estimate(mean, float(low), float(high), n)
+    return Estimate(mean, float(low), float(high), n, interval="BCa")
+
+
+def clopper_pearson(count: int, of: int) -> tuple[float, float] | None:
+    """Exact 95 % interval of a share (Clopper and Pearson 1934); None of nothing."""
+    if not of:
+        return None
+    found = _module("scipy.stats").binomtest(count, of).proportion_ci(CONFIDENCE, method="exact")
+    return float(found.low), float(found.high)
+
+
+def sign_test(left: Mapping[int, float], right: Mapping[int, float]) -> Difference:
+    """Of outcomes that are yes or no (1 or 0) by seed: the exact sign test, which of one pair of arms is McNemar's.
+
+    It has neither an interval nor a test of equivalence.
+    """
+    seeds = sorted(left.keys() & right.keys())
+    if not seeds:
+        return Difference(None, None, None, 0, "no seed has both", None, None)
+    values = np.array([left[seed] - right[seed] for seed in seeds])
+    more, less = int((values > 0).sum()), int((values < 0).sum())
+    p = float(_module("scipy.stats").binomtest(more, more + less).pvalue) if more + less else None
+    note = f"{more} seeds more, {less} less, {len(seeds) - more - less} alike"
+    direction = int(np.sign(more - less))
+    return Difference(float(values.mean()), None, None, len(seeds), note, p, None, direction=direction)
 
 
 def difference(left: Mapping[int, float], right: Mapping[int, float], margin: float) -> Difference:
@@ -104,17 +145,34 @@ def difference(left: Mapping[int, float], right: Mapping[int, float], margin: fl
     b = np.array([right[seed] for seed in seeds], dtype=np.float64)
     found = estimate(a - b)
     note = "no seed has both" if not seeds else found.note
-    p, p_equivalent = None, None
+    p, p_equivalent, p_beyond, identical = None, None, None, False
     if found.mean is not None and len(seeds) > 1:
         if _all_equal(a - b):
-            # Without spread there is no t; the sign test has one half per seed.
-            p = 2 * 0.5 ** len(seeds) if abs(found.mean) > _rounding(np.concatenate([a, b])) else 1.0
-            p_equivalent = 0.5 ** len(seeds) if abs(found.mean) < margin else 1.0
+            # Without spread there is no t. Within the margin nothing is left to test; beyond it, the sign test.
+            inside = abs(found.mean) <= _rounding(np.concatenate([a, b])) or abs(found.mean) < margin
+            identical = inside and len(seeds) >= FEWEST_FOR_INTERVAL
+            note = "identical in every seed" if identical else note
+            if not inside:
+                p, p_equivalent = 2 * 0.5 ** len(seeds), 1.0
         else:
             p = float(_module("scipy.stats").ttest_rel(a, b).pvalue)
             # Of a margin of nothing none is equivalent.
             p_equivalent = _tost(a, b, margin) if margin > 0 else 1.0
-    return Difference(found.mean, found.low, found.high, len(seeds), note, p, p_equivalent)
+            p_beyond = _beyond(a - b, margin)
+    direction = 0 if found.low is None or found.high is None else int(found.low > 0) - int(found.high < 0)
+    return Difference(
+        found.mean,
+        found.low,
+        found.high,
+        len(seeds),
+        note,
+        p,
+        p_equivalent,
+        found.interval,
+        p_beyond,
+        identical,
+        direction,
+    )
 
 
 def holm(ps: Sequence[float | None]) -> list[float | None]:
@@ -165,15 +223,24 @@ def _tail(runs: int) -> float:
 
 
 def band(values_SX: Array) -> tuple[Array, Array, Array]:
-    """Of S seeds' curves at X places: mean, and bounds of the 95 % percentile bootstrap at every place.
+    """Of S seeds' curves at X places: mean, and 95 % bounds at every place.
 
-    With fewer than three seeds the bounds are NaN.
+    Of fewer than 6 seeds they are by t, else percentile bootstrap. With fewer than three seeds the bounds are NaN.
     """
     mean_X = values_SX.mean(axis=0)
     if len(values_SX) < FEWEST_FOR_INTERVAL:
         return mean_X, np.full_like(mean_X, np.nan), np.full_like(mean_X, np.nan)
+    if len(values_SX) < FEWEST_FOR_BOOTSTRAP:
+        return mean_X, *_t_interval(values_SX)
     low_X, high_X = _bootstrap(values_SX, "percentile", BAND_RESAMPLES)
     return mean_X, low_X, high_X
+
+
+def _t_interval(values: Array) -> tuple[Any, Any]:
+    """Of the mean over the first axis."""
+    n = len(values)
+    half = _module("scipy.stats").t.ppf(0.5 + CONFIDENCE / 2, n - 1) * values.std(axis=0, ddof=1) / math.sqrt(n)
+    return values.mean(axis=0) - half, values.mean(axis=0) + half
 
 
 def _bootstrap(values: Array, method: str, resamples: int) -> tuple[Any, Any]:
@@ -197,6 +264,11 @@ def _bootstrap(values: Array, method: str, resamples: int) -> tuple[Any, Any]:
 
 def _tost(a: Array, b: Array, margin: float) -> float:
     return float(_module("statsmodels.stats.weightstats").ttost_paired(a, b, -margin, margin)[0])
+
+
+def _beyond(values: Array, margin: float) -> float:
+    t = (abs(values.mean()) - margin) / (values.std(ddof=1) / math.sqrt(len(values)))
+    return min(1.0, 2 * float(_module("scipy.stats").t.sf(t, len(values) - 1)))
 
 
 def _rounding(values: Array) -> float:

@@ -122,7 +122,7 @@ def survival(results: Results) -> str:
         if not any(point["events"] for _, points in drawn for point in points):
             quiet.append(title)
             continue
-        said = "; ".join(f"{arm['series']}: {arm['collapsed']} of {arm['n']} collapsed" for arm in arms)
+        said = "; ".join(f"{arm['series']}: {arm['collapsed']} of {arm['known']} collapsed" for arm in arms)
         paint = partial(charts.survival_panel, curves=drawn)
         panels.append(
             figure(title, draw(f"survival-{'-'.join(map(str, place))}", f"Share not collapsed. {said}.", paint))
@@ -248,7 +248,7 @@ def _titled(results: Results, title: str, rate: str | None) -> str:
 
 
 def _collapsed(arm: Mapping[str, Any] | None) -> str:
-    return "" if arm is None else f"{arm['collapsed']} of {arm['n']} collapsed"
+    return "" if arm is None else f"{arm['collapsed']} of {arm['known']} collapsed"
 
 
 def _measured(measure: str, arm: Mapping[str, Any]) -> Mapping[str, Any] | None:

@@ -33,8 +33,9 @@ def estimate(where: str, found: Mapping[str, Any], form: str = ".3f") -> str:
         return f'{mean} <small class="interval">{text(found["note"])}</small>'
     if found["low"] == found["high"]:
         return f'{mean} <small class="interval">all equal</small>'
+    which = " (t)" if found.get("interval") == "t" else ""
     low, high = num(f"{where}.low", found["low"], form), num(f"{where}.high", found["high"], form)
-    return f'{mean} <small class="interval">[{low}, {high}]</small>'
+    return f'{mean} <small class="interval">[{low}, {high}]{which}</small>'
 
 
 def p_value(where: str, value: float | None) -> str:

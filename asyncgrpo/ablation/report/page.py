@@ -106,8 +106,8 @@ def _notices(results: Results) -> str:
 
 def _bands() -> str:
     return (
-        "<p class='dim'>Mean of held-out scores over seeds; bands are its 95 % bootstrap interval, at each place by "
-        "itself.</p>"
+        "<p class='dim'>Mean of held-out scores over seeds; bands are its 95 % interval, at each place by "
+        "itself: by t of fewer than 6 seeds, else percentile bootstrap, which covers less than 95 % of few seeds.</p>"
     )
 
 
@@ -115,7 +115,11 @@ def _collapse(results: Results) -> str:
     rule = results["study"]["collapse"]
     return (
         f"<p class='dim'>A run has collapsed when its last {rule['evaluations']} evaluations, or more, are under "
-        f"{rule['below']:.0%} of the best score that it had had. Kaplan-Meier, with 95 % intervals.</p>"
+        f"{rule['below']:.0%} of the best score that it had had, and that best was above its first score by more than "
+        f"{results['study']['margin']:g}, the margin: one that never learned has nothing to lose, one that recovers "
+        "has not collapsed. The collapse began with the first of these evaluations. A run that diverged collapsed at "
+        "its last step; one that a guard stopped at its last evaluation, where the rule held by then or the guard is "
+        "reward_collapse. Scores have to be 0 or more. Kaplan-Meier, with 95 % intervals.</p>"
     )
 
 

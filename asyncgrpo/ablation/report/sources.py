@@ -18,14 +18,19 @@ def failures(results: Results) -> str:
             text(row["arm"]),
             num(f"failures.{place}.seed", row["seed"], "d"),
             num(f"failures.{place}.step", row["step"], "d"),
+            text(row["status"].replace("_", " ") + (", collapsed" if row["collapsed"] else "")),
             text(row["error"]),
         ]
         for place, row in enumerate(results["failures"])
     ]
     if not rows:
-        return "<p>No run failed.</p>"
-    note = "<p class='dim'>They are in no mean; survival curves have them until their last evaluation.</p>"
-    return table("Runs that failed", ["arm", "seed", "last evaluated at step", "error"], rows, "words") + note
+        return "<p>Every run finished.</p>"
+    note = (
+        "<p class='dim'>Those that failed are in no figure. Those that diverged collapsed at their last step, with a "
+        "score of 0 from there on. Those that a guard stopped keep their last score; they count as collapsed where the "
+        "rule held by then, or the guard is reward_collapse.</p>"
+    )
+    return table("Runs that did not finish", ["arm", "seed", "last step", "end", "error"], rows, "words") + note
 
 
 def settings(results: Results) -> str:

@@ -23,6 +23,7 @@ def expectations(results: Results) -> str:
         if not parts:
             parts = [
                 f"{num(f'{where}.count', row['count'], 'd')} of {num(f'{where}.of', row['of'], 'd')} runs collapsed"
+                + _share(f"{where}.share", row["share"])
             ]
         against = f" against {AXIS_LABELS[row['axis']]}" if row["axis"] else ""
         bound = f" {row['value']:g}" if row["value"] is not None else ""
@@ -143,8 +144,13 @@ def arms(results: Results) -> str:
             estimate(f"{where}.measures.{name}", arm["measures"][name])
             for name in ("final", *(f"auc/{axis}" for axis in axes))
         ]
-        failed = f", {num(f'{where}.failed', arm['failed'], 'd')} failed" if arm["failed"] else ""
-        collapsed = f"{num(f'{where}.collapsed', arm['collapsed'], 'd')} of {num(f'{where}.n', arm['n'], 'd')}{failed}"
+        ends = "".join(
+            f", {num(f'{where}.{end}', arm[end], 'd')} {said}"
+            for end, said in (("failed", "failed"), ("diverged", "diverged"), ("stopped", "stopped by a guard"))
+            if arm[end]
+        )
+        of = num(f"{where}.known", arm["known"], "d")
+        collapsed = f"{num(f'{where}.collapsed', arm['collapsed'], 'd')} of {of}{ends}"
         first = num(f"{where}.first_collapse", arm["first_collapse"], "d") if arm["collapsed"] else ""
         role = "" if arm["role"] == "arm" else f"<small>{text(arm['role'])}</small>"
         rows.append([f"{text(arm['label'])}{role}", *measures, collapsed, first])
@@ -205,6 +211,13 @@ def _part(where: str, part: Mapping[str, Any]) -> str:
         f"{text(part['left'])} <em>less</em> {text(part['right'])}: {estimate(f'{where}.found', found)}"
         f"<small>{text(part['test'])}: p {p_value(f'{where}.p_holm', part['p_holm'])}, {seeds} seeds{arms}</small>"
     )
+
+
+def _share(where: str, share: Sequence[float] | None) -> str:
+    if share is None:
+        return ""
+    low, high = (num(f"{where}.{index}", bound, ".2f") for index, bound in enumerate(share))
+    return f"<small>a count, not a test; share [{low}, {high}] (Clopper-Pearson)</small>"
 
 
 def _label(results: Results, name: str) -> str:
