@@ -1,8 +1,8 @@
 """Trajectories: tokens, marks and rewards of what model and environment said in turn."""
 
 import asyncio
-import functools
 import datetime
+import functools
 import re
 import time
 from collections.abc import Callable
