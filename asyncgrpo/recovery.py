@@ -149,8 +149,7 @@ class Training:
         session.folder.count_start()
         notes = goes_on(session.folder, checkpoint, session.job)
         go_back(session.folder, checkpoint, session.job.config)
-        take_back_changes(session.folder, checkpoint.step)
-        return notes
+        return [*notes, *take_back_changes(session.folder, checkpoint.step)]
 
     async def _publish(self, version: int) -> None:
         """Every engine that gets work serves `version`, as this incarnation's."""

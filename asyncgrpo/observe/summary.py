@@ -18,7 +18,7 @@ from asyncgrpo.observe.plot import plot_run
 from asyncgrpo.observe.progress import format_duration
 from asyncgrpo.observe.recorder import evaluation_file, read_metrics, rollout_file
 from asyncgrpo.observe.run_folder import RunFolder
-from asyncgrpo.observe.settings_history import read_history
+from asyncgrpo.observe.settings_history import told_history
 from asyncgrpo.observe.steps import verdict
 
 __all__ = ["Summary", "summarise", "write_summary"]
@@ -49,7 +49,7 @@ def write_summary(
         **_dropped(folder),
         "target_steps": target_steps or len(records),
         "checkpoint_step": folder.checkpoint_step,
-        "settings_changed": [asdict(each) for each in read_history(folder)],
+        "settings_changed": [asdict(each) for each in told_history(folder)[0]],
         "rewards": [dict(zip(("name", "source", "weight"), each, strict=True)) for each in rewards],
         "predictions": _predictions(folder),
         **_evaluations(evaluations),
@@ -213,9 +213,12 @@ def _left_lines(summary: Summary) -> list[str]:
 
 def _changed_lines(folder: RunFolder) -> list[str]:
     """Settings that a resume changed: what the numbers above are of, from one step on."""
+    history, fault = told_history(folder)
+    if fault is not None:
+        return [f"* Whether a resume changed settings is not known: {fault}."]
     return [
         f"* Changed from step {each.first_step} on: {'; '.join(told)}."
-        for each in read_history(folder)
+        for each in history
         if (told := [str(change) for change in each.changes if change.has_meaning])
     ]
 
