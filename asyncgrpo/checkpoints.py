@@ -4,7 +4,8 @@
     then, beside it:    the rest is written, hashed, synced, renamed, older ones go    | engines generate throughout
 
 A checkpoint that cannot be saved is said and counted, and the run goes on: those before it are still there. A rank that
-hangs as it saves is as good as dead, so that is raised, for the run to go back to one of these with another.
+is late with its part may hang, or have a slow disk. Where the run can go back to one of these with another rank, that
+is raised; where it cannot, or has done so before, the rank gets the time of the next call to answer.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import asyncio
 import json
 import logging
 import time
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -37,10 +39,14 @@ REWARDS = "reward_functions"
 
 
 class Checkpoints:
-    """Those of one run. `asked` may be set from a signal handler: one more, after the step in hand."""
+    """Those of one run. `asked` may be set from a signal handler: one more, after the step in hand.
+
+    `may_go_back` is asked when a rank is late: whether that shall send the run back to the checkpoint of a step.
+    """
 
     def __init__(self, session: Session, parts: RunParts, guards: Guards) -> None:
         self.asked = asyncio.Event()
+        self.may_go_back: Callable[[int], bool] = lambda step: False
         self._session, self._parts, self._guards = session, parts, guards
         self._section = session.job.config.checkpoint
         self._store = store_of(session.folder, session.job.config.checkpoint)
@@ -110,7 +116,7 @@ class Checkpoints:
             session.metrics.learner.checkpoint_failures.inc()
             session.progress.note(f"warning: {error}")
             logger.warning("no checkpoint of step %d: %s", step, error)
-            if session.learner.is_late and self._complete_step:  # without one to go back to, it may still answer
+            if session.learner.is_late and self._complete_step and self.may_go_back(self._complete_step):
                 raise
         else:
             seconds = time.monotonic() - started

@@ -37,7 +37,8 @@ INTERRUPTED = 130
 EXIT_CODES: Mapping[int, str] = {
     0: "done",
     1: "a bug, with a traceback; or what was asked for does not hold: a check of `doctor`, a step of `replay`, a "
-    "sample of `rollouts`; or nobody reads the output any more",
+    "sample of `rollouts`, an argument that `config --from-trl` left out, a figure of `ablate`; or nobody reads the "
+    "output any more",
     2: "an argument, a setting, the data or the run folder is refused, or the folder cannot be written",
     3: "an engine did not start, or no engine is left",
     4: "a policy version did not reach an engine, or engine and learner disagree about the same weights",

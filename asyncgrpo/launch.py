@@ -112,7 +112,7 @@ def run_job(
         if outcome.steps:
             forecast.hold_against(folder)
             rewards = [(each.name, source_of(each), each.weight) for each in job.rewards]
-            progress.note(write_summary(folder, job.total_steps, rewards))
+            progress.note(write_summary(folder, job.total_steps, rewards, job.config.run.resume))
             write_model_card(folder.model_dir, folder, job.config)
             outcome = replace(outcome, reward=read_metrics(folder.metrics_file)[-1]["reward_mean"])
     return outcome

@@ -40,6 +40,7 @@ class Training:
         self.stop = asyncio.Event()
         self._session, self._on_step = session, on_step
         self._restarts, self._restarted_from = 0, -1
+        self._late_save_after = -1
         self._orchestrator = self._prepared(saved)
 
     @property
@@ -129,14 +130,26 @@ class Training:
                 "(learner.max_restarts)"
             ) from error
 
+    def _goes_back_for_a_late_save(self, step: int) -> bool:
+        """Whether a rank that is late with its part of a checkpoint is started anew from that of `step`, the newest.
+
+        Only once from each: a disk that is always slower than `checkpoint.save_timeout` costs no more than that. A rank
+        that hangs is then found by the deadline of the next call.
+        """
+        used = 0 if step > self._restarted_from else self._restarts
+        most = 0 if self._session.publisher.holds_learner else self._session.job.config.learner.max_restarts
+        if used >= most or step == self._late_save_after:
+            return False
+        self._late_save_after = step
+        return True
+
     def _take_back(self, checkpoint: Checkpoint) -> list[str]:
         """What the user should know of it."""
         session = self._session
         session.folder.count_start()
         notes = goes_on(session.folder, checkpoint, session.job)
         go_back(session.folder, checkpoint, session.job.config)
-        take_back_changes(session.folder, checkpoint.step)
-        return notes
+        return [*notes, *take_back_changes(session.folder, checkpoint.step)]
 
     async def _publish(self, version: int) -> None:
         """Every engine that gets work serves `version`, as this incarnation's."""
@@ -150,6 +163,7 @@ class Training:
     def _prepared(self, saved: Captured | None) -> Orchestrator:
         orchestrator = Orchestrator(self._session, saved)
         orchestrator.stop, orchestrator.on_step = self.stop, self._on_step
+        orchestrator.checkpoints.may_go_back = self._goes_back_for_a_late_save
         self._session.metrics.begins_at(orchestrator.steps_done)
         return orchestrator
 

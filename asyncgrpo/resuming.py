@@ -81,14 +81,13 @@ def _begin_again(job: Job) -> Beginning:
     try:
         store_of(folder, config.checkpoint).clear_leftovers()
         aside = rewind(folder, {path.name: 0 for path in growing_files(folder)}, 0)
-        take_back_changes(folder, 0)
+        faults = take_back_changes(folder, 0)
     except BaseException:
         folder.close()
         raise
     names = ", ".join(path.name for path in aside) or "nothing"
-    return Beginning(
-        job, folder, None, [f"begun anew: it was cut off before its first checkpoint; put aside: {names}"], []
-    )
+    note = f"begun anew: it was cut off before its first checkpoint; put aside: {names}"
+    return Beginning(job, folder, None, [note, *faults], [])
 
 
 def _has_ended(folder: RunFolder, job: Job) -> bool:

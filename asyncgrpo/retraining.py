@@ -90,10 +90,14 @@ def changed_inside(source: RunFolder, last_step: int | None) -> list[str]:
 
 
 def _as_it_began(loaded: LoadedConfig, run: RunFolder, given: Collection[str]) -> LoadedConfig:
-    """What resumes have changed undone, the last first, but for what is given now."""
-    values, undone = loaded.config.model_dump(mode="json"), {}
+    """What resumes have changed undone, the last first, but for what is given now. Of rewards only what was changed
+    since their number last was: before that, an index may mean another one, or none."""
+    values, undone, were_others = loaded.config.model_dump(mode="json"), {}, False
     for each in reversed(read_history(run)):
         for change in each.changes:
+            were_others |= change.setting == "rewards" and each.first_step > 1
+            if were_others and change.setting.startswith("rewards"):
+                continue
             if each.first_step > 1 and change.has_meaning and change.setting not in given:
                 _put(values, change)
                 undone[change.setting] = f"{run.settings_file.name}, before step {each.first_step}"
@@ -104,7 +108,7 @@ def _as_it_began(loaded: LoadedConfig, run: RunFolder, given: Collection[str]) -
 
 
 def _put(values: dict[str, Any], change: Change) -> None:
-    """Of rewards, which are not called again, only those that were there before and after."""
+    """Into `RunConfig.model_dump(mode="json")`; what is no setting of today is left out."""
     if change.setting in FIELDS:
         section, _, field = change.setting.partition(".")
         values[section][field] = change.old

@@ -21,6 +21,7 @@ from asyncgrpo.launch import run_job
 from asyncgrpo.observe.recorded_groups import read_trained_groups, recorded_steps
 from asyncgrpo.observe.recorder import rollout_file
 from asyncgrpo.observe.run_folder import RunFolder
+from asyncgrpo.observe.settings_history import Change, record_changes
 from asyncgrpo.retraining import RetrainedStep, load_rerun, retrain
 
 
@@ -77,6 +78,21 @@ def test_what_the_data_depends_on_cannot_be_changed(recorded: RunFolder, tmp_pat
         load_rerun(recorded.path, ["--generation.temperature=0.5"])
     with pytest.raises(RunFolderError, match=r"is no run folder: there is no config.yaml"):
         load_rerun(tmp_path, [])
+
+
+def test_rewards_that_became_others_are_not_mixed_up(tmp_path: Path) -> None:
+    """An index of the time before means another reward, or none."""
+    folder = RunFolder(tmp_path / "run")
+    folder.path.mkdir()
+    folder.incarnation_file.write_text("ab.3-cd\n")
+    folder.config_file.write_text('rewards:\n  - path: "accuracy"\n    weight: 3.0\n')
+    former, fewer = Change("rewards[1].weight", 1.0, 2.0, True), Change("rewards", ["a", "b"], ["accuracy"], True)
+    record_changes(folder, 2, [Change("rewards[0].weight", 1.0, 9.0, True), former])
+    record_changes(folder, 3, [fewer, Change("training.learning_rate", 0.5, 0.001, True)])
+    assert load_rerun(folder.path, []).config.rewards[0].weight == 3.0
+    assert load_rerun(folder.path, []).config.training.learning_rate == 0.5
+    record_changes(folder, 4, [Change("rewards[0].weight", 2.5, 3.0, True)])
+    assert load_rerun(folder.path, []).config.rewards[0].weight == 2.5
 
 
 def test_a_damaged_rollout_file_is_named(recorded: RunFolder, tmp_path: Path) -> None:

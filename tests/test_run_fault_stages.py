@@ -89,6 +89,32 @@ def test_a_rank_that_hangs_is_started_anew_while_it_publishes_or_saves_and_ends_
     check_history(tmp_path, 4)
 
 
+@pytest.mark.parametrize(("max_restarts", "back"), [(50, ["2"]), (0, [])])
+def test_a_disk_that_is_slower_than_its_deadline_sends_a_run_back_once_from_a_checkpoint(
+    engine: FakeEngine,
+    tiny_model: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    max_restarts: int,
+    back: list[str],
+) -> None:
+    """Late with the checkpoint of step 3 each time: the second time the run goes on; without restarts, the first."""
+    acts = Acts({("saving", number): hang_rank(5.0) for number in ([3, 4] if back else [3])})
+    slow = {"save_steps": 1, "save_timeout": 3.0}
+    learner = PROCESS | {"max_restarts": max_restarts}
+    assert run(tiny_model, tmp_path, [engine], acts, learner=learner, checkpoint=slow).steps == 4
+    assert acts.left == {}
+    said = capsys.readouterr().out
+    log = (tmp_path / "run" / "logs" / "orchestrator.log").read_text()
+    assert log.count("no checkpoint of step 3: learner rank 0") == len(back) + 1
+    assert re.findall(r"^going back to the checkpoint of step (\d) …$", said, re.MULTILINE) == back
+    check_history(tmp_path, 4)
+    assert sorted(path.name for path in (tmp_path / "run" / "checkpoints").glob("step-*")) == [
+        "step-00000002",
+        "step-00000004",
+    ]
+
+
 def test_without_a_checkpoint_a_killed_rank_ends_the_run_and_the_same_command_begins_anew(
     engine: FakeEngine, tiny_model: Path, tmp_path: Path
 ) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from asyncgrpo.cli.arguments import positive
-from asyncgrpo.errors import ConfigError
+from asyncgrpo.errors import INTERRUPTED, ConfigError
 
 if TYPE_CHECKING:
     from asyncgrpo.ablation.running.conduct import Planned
@@ -80,7 +80,7 @@ def _conduct(planned: Planned, folder: StudyFolder, source: Path, arguments: arg
         )
         if done is None:
             progress.note(f"interrupted: {progress.counted()} are over and kept; the same command goes on")
-            return 130
+            return INTERRUPTED
         progress.note(f"{len(done)} runs are over, {progress.failures} failed; {folder.path}")
     return 0 if arguments.key is not None else _finish(folder.path, arguments)
 

@@ -50,9 +50,10 @@ def run(arguments: argparse.Namespace, overrides: Sequence[str]) -> int:
 
     from asyncgrpo.launch import run_training
 
-    code = run_training(loaded)
-    if code == INTERRUPTED and RunFolder(loaded.config.run.output_dir).has_checkpoint:
-        command = masked(shlex.join(["asyncgrpo", "train", arguments.config, *overrides, *options]))
+    code, section = run_training(loaded), loaded.config.run
+    if code == INTERRUPTED and (more := RunFolder(section.output_dir).how_to_go_on(section.resume)) is not None:
+        kept = [word for word in overrides if not (more and word == "--run.resume=never")]
+        command = masked(shlex.join(["asyncgrpo", "train", arguments.config, *kept, *options, *more]))
         with suppress(OSError):  # the terminal may have gone away, which is a way to be interrupted
             print(f"to go on: {command}", flush=True)
     return code

@@ -277,7 +277,8 @@ class CheckpointSection(Section):
     """Save every so many steps as well, and keep those for ever. Absent: none are."""
     save_timeout: Seconds = 1800.0
     """Seconds that the learner's part of a checkpoint may take, and the rest as well; then it is given up, and earlier
-    ones stay. A rank that has not answered by then is started anew from one of them."""
+    ones stay. A rank that has not answered by then is started anew from one of them,
+    once from each; where it cannot be, it gets the time of the next call to answer."""
 
     @property
     def is_on(self) -> bool:

@@ -103,7 +103,8 @@ def warm_up(rest: dict[str, Any], updates: int, schedule: str, said: Translation
         said.notes.append(
             f"{DOTTED['warmup_steps']}: {rest['warmup_steps']} updates are {amount:g} of max_steps={rest['max_steps']}"
         )
-    rest.setdefault("lr_scheduler_type", schedule)
+    if "lr_scheduler_type" not in rest:
+        rest["lr_scheduler_type"] = said.written[DOTTED["lr_scheduler_type"]] = schedule
 
 
 def _as_steps(share: float, updates: int) -> str:

@@ -167,12 +167,16 @@ def _prompt_limit(config: RunConfig, tokenizer: Any, context: int | None) -> tup
 
 
 def _check_step(kind: Any, name: str) -> None:
-    """Raises ConfigError for a `step` that cannot be given the answer."""
+    """Raises ConfigError for a `step` that cannot be given the answer. Of other descriptors than these, such as a
+    `partialmethod`, only they know what an instance gives them."""
+    step = inspect.getattr_static(kind, "step")
+    is_plain = inspect.isfunction(step)
+    if not (is_plain or isinstance(step, staticmethod | classmethod)):
+        return
     try:
         signature = inspect.signature(kind.step)
     except (ValueError, TypeError):  # it does not tell
         return
-    is_plain = inspect.isfunction(inspect.getattr_static(kind, "step"))
     try:
         signature.bind(*([None] if is_plain else []), None)
     except TypeError as error:

@@ -22,7 +22,7 @@ from asyncgrpo.config.resolve import locate_model
 from asyncgrpo.config.secrets import masked
 from asyncgrpo.observe.files import replacing, write_text
 from asyncgrpo.observe.run_folder import RunFolder
-from asyncgrpo.observe.settings_history import read_history
+from asyncgrpo.observe.settings_history import told_history
 
 __all__ = ["write_model_card"]
 
@@ -140,10 +140,13 @@ def _settings(config: RunConfig) -> Iterator[str]:
 
 def _changes(folder: RunFolder, steps: int | None) -> Iterator[str]:
     """What a resume changed before the model's step: the settings above are those of the last start."""
+    history, fault = told_history(folder)
+    if fault is not None:  # which names a folder
+        yield from ("", "Whether settings were changed on the way is not known: their history could not be read.")
     rows = [
         f"| {each.first_step} | `{change.setting}` | {_cell(_told(change.setting, change.old))} | "
         f"{_cell(_told(change.setting, change.new))} |"
-        for each in read_history(folder)
+        for each in history
         for change in each.changes
         if change.has_meaning and _is_told(change.setting) and (steps is None or each.first_step <= steps)
     ]

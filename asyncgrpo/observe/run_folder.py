@@ -101,6 +101,12 @@ class RunFolder:
         numbers = (path.name.removeprefix(f"{CHECKPOINT}-") for path in self.checkpoints_dir.glob(f"{CHECKPOINT}-*/"))
         return max((int(number) for number in numbers if number.isdecimal()), default=None)
 
+    def how_to_go_on(self, resume: str) -> list[str] | None:
+        """What the command that started a run needs besides to go on; None if it cannot. resume: its `run.resume`."""
+        if not self.has_checkpoint:
+            return None
+        return ["--run.resume=allow"] if resume == "never" else []
+
     def check_unlocked(self) -> None:
         """Raise RunFolderError, naming the process, if a run in it goes on. Makes nothing."""
         if (self.path / LOCK_NAME).is_file():

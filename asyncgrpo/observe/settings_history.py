@@ -20,7 +20,7 @@ from asyncgrpo.errors import RunFolderError
 from asyncgrpo.observe.files import write_text
 from asyncgrpo.observe.run_folder import RunFolder
 
-__all__ = ["Change", "Changed", "read_history", "record_changes", "take_back_changes"]
+__all__ = ["Change", "Changed", "read_history", "record_changes", "take_back_changes", "told_history"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,10 +58,18 @@ def read_history(folder: RunFolder) -> list[Changed]:
             Changed(line["start"], line["first_step"], tuple(Change(**change) for change in line["changes"]))
             for line in lines
         ]
-    except (ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError) as error:
         raise RunFolderError(
             f"{folder.settings_file} is no history of settings ({error}); remove it, and changed settings are forgotten"
         ) from error
+
+
+def told_history(folder: RunFolder) -> tuple[list[Changed], str | None]:
+    """The same for those who only tell of it: a file that cannot be read is no history, and the fault is returned."""
+    try:
+        return read_history(folder), None
+    except RunFolderError as error:
+        return [], str(error)
 
 
 def record_changes(folder: RunFolder, first_step: int, changes: Sequence[Change]) -> None:
@@ -76,10 +84,12 @@ def record_changes(folder: RunFolder, first_step: int, changes: Sequence[Change]
     _write(folder, before, after)
 
 
-def take_back_changes(folder: RunFolder, step: int) -> None:
-    """The run goes back to `step`, with the settings that it has now. Atomic. Raises RunFolderError."""
-    before = read_history(folder)
+def take_back_changes(folder: RunFolder, step: int) -> list[str]:
+    """The run goes back to `step`, with the settings that it has now. Returns what is to be said: a file that cannot be
+    read is left as it is. Atomic. Raises RunFolderError where it cannot be written."""
+    before, fault = told_history(folder)
     _write(folder, before, [replace(each, first_step=min(each.first_step, step + 1)) for each in before])
+    return [] if fault is None else [fault]
 
 
 def _write(folder: RunFolder, before: Sequence[Changed], after: Sequence[Changed]) -> None:

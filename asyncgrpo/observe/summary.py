@@ -18,7 +18,7 @@ from asyncgrpo.observe.plot import plot_run
 from asyncgrpo.observe.progress import format_duration
 from asyncgrpo.observe.recorder import evaluation_file, read_metrics, rollout_file
 from asyncgrpo.observe.run_folder import RunFolder
-from asyncgrpo.observe.settings_history import read_history
+from asyncgrpo.observe.settings_history import told_history
 from asyncgrpo.observe.steps import verdict
 
 __all__ = ["Summary", "summarise", "write_summary"]
@@ -31,12 +31,15 @@ Record = Mapping[str, Any]
 
 
 def write_summary(
-    folder: RunFolder, target_steps: int | None = None, rewards: Sequence[tuple[str, str, float]] = ()
+    folder: RunFolder,
+    target_steps: int | None = None,
+    rewards: Sequence[tuple[str, str, float]] = (),
+    resume: str = "allow",
 ) -> str:
     """Write summary.json, summary.md and reward.png; return the text of summary.md.
 
     rewards: name, source and weight of each function. With fewer than `target_steps` steps the run is called
-    interrupted, in both.
+    interrupted, in both. resume: the `run.resume` that it was started with.
 
     Raises RunFolderError when the run has no finished step or the folder cannot be read or written.
     """
@@ -49,7 +52,7 @@ def write_summary(
         **_dropped(folder),
         "target_steps": target_steps or len(records),
         "checkpoint_step": folder.checkpoint_step,
-        "settings_changed": [asdict(each) for each in read_history(folder)],
+        "settings_changed": [asdict(each) for each in told_history(folder)[0]],
         "rewards": [dict(zip(("name", "source", "weight"), each, strict=True)) for each in rewards],
         "predictions": _predictions(folder),
         **_evaluations(evaluations),
@@ -57,7 +60,7 @@ def write_summary(
     plot_run(records, folder.reward_plot, f"{folder.path.name}: {_progress(summary)}")
     held_out = ["", *format_table(evaluations)] if evaluations else []
     examples = _held_out_lines(folder, evaluations) or _trained_lines(folder, records)
-    text = _text(folder, summary, held_out, examples)
+    text = _text(folder, summary, held_out, examples, folder.how_to_go_on(resume))
     write_text(folder.summary_json, json.dumps(summary, indent=2) + "\n")
     write_text(folder.summary_text, text)
     return text
@@ -146,12 +149,13 @@ def _text(
     summary: Summary,
     held_out: Sequence[str],
     examples: Sequence[str],
+    to_go_on: Sequence[str] | None,
 ) -> str:
     return "\n".join(
         [
             f"# {folder.path.name}: {_progress(summary)} in {format_duration(summary['seconds'])}",
             "",
-            *_number_lines(summary),
+            *_number_lines(summary, to_go_on),
             *_changed_lines(folder),
             *held_out,
             *examples,
@@ -177,7 +181,7 @@ def _progress(summary: Summary) -> str:
     return f"{steps} steps" if steps == target else f"interrupted after {steps} of {target} steps"
 
 
-def _number_lines(summary: Summary) -> list[str]:
+def _number_lines(summary: Summary, to_go_on: Sequence[str] | None) -> list[str]:
     first, last, quarter = summary["reward_first"], summary["reward_last"], summary["quarter_steps"]
     counts = {reason: count for reason, count in summary["groups_dropped"].items() if count and reason != RUN_ENDED}
     dropped = ", ".join(f"{count} {reason}" for reason, count in counts.items())
@@ -186,7 +190,7 @@ def _number_lines(summary: Summary) -> list[str]:
         f"{_plus_minus(last)} in the last{_change(first, last)}.",
         f"* Trained {summary['groups_trained']} groups, {summary['tokens_trained']} tokens; "
         f"dropped groups: {dropped or 'none'}.",
-        *_left_lines(summary),
+        *_left_lines(summary, to_go_on),
         f"* Generated {summary['tokens_generated']} tokens, {summary['generated_tokens_per_second']:.0f} per second, "
         f"{summary['generated_while_training_ratio']:.0%} of them while the learner was training{_uncounted(summary)}.",
         f"* Staleness of trained tokens: mean {summary['staleness_mean']:.2f}, largest {summary['staleness_max']}.",
@@ -196,7 +200,7 @@ def _number_lines(summary: Summary) -> list[str]:
     return lines + _end_lines(summary) + [f"* {prediction['text']}" for prediction in summary["predictions"]]
 
 
-def _left_lines(summary: Summary) -> list[str]:
+def _left_lines(summary: Summary, to_go_on: Sequence[str] | None) -> list[str]:
     """What becomes of the groups that the end of the run cut off, and how it goes on where it can."""
     left = summary["groups_dropped"].get(RUN_ENDED, 0)
     groups = f"{left} group{' that was' if left == 1 else 's that were'} begun and not trained"
@@ -205,17 +209,22 @@ def _left_lines(summary: Summary) -> list[str]:
         return (
             [f"* Left over at the end: {groups}; no step was left for {'it' if left == 1 else 'them'}."] if left else []
         )
-    if (saved := summary["checkpoint_step"]) is None:
+    if (saved := summary["checkpoint_step"]) is None or to_go_on is None:
         return ["* No checkpoint was saved (checkpoint.save_minutes, checkpoint.save_steps), so it cannot go on."]
     nothing_lost = f" Nothing is lost with {groups}: {prompts} again then." if left else ""
-    return [f"* The same command goes on after step {saved} (in Python: train() once more).{nothing_lost}"]
+    by = f"The same command with {' '.join(to_go_on)} goes" if to_go_on else "The same command goes"
+    python = "train() once more, with that setting" if to_go_on else "train() once more"
+    return [f"* {by} on after step {saved} (in Python: {python}).{nothing_lost}"]
 
 
 def _changed_lines(folder: RunFolder) -> list[str]:
     """Settings that a resume changed: what the numbers above are of, from one step on."""
+    history, fault = told_history(folder)
+    if fault is not None:
+        return [f"* Whether a resume changed settings is not known: {fault}."]
     return [
         f"* Changed from step {each.first_step} on: {'; '.join(told)}."
-        for each in read_history(folder)
+        for each in history
         if (told := [str(change) for change in each.changes if change.has_meaning])
     ]
 

@@ -99,8 +99,11 @@ def _fault(prompt: Any, system_prompt: str | None) -> str | None:
             return f"the {message['role']} message has no content"
         if not isinstance(content, str | list | None):
             return f"the content of the {message['role']} message is {brief(content)}; expected text"
-        if isinstance(content, list) and (part := next((each for each in content if not _is_text(each)), None)):
-            return f"the content of the {message['role']} message has {brief(part)}, and only text is trained"
+        if isinstance(content, list):
+            if not content:
+                return f"the content of the {message['role']} message is empty ([])"
+            if others := [part for part in content if not _is_text(part)]:
+                return f"the content of the {message['role']} message has {brief(others[0])}, and only text is trained"
         if fault := json_fault(message):
             return f"the {message['role']} message has {fault}"
     if system_prompt is not None and prompt[0]["role"] == "system":

@@ -40,6 +40,7 @@ __all__ = [
     "check_parameters",
     "environment_reward",
     "from_callables",
+    "innermost",
     "reward",
     "score_group",
     "with_unique_names",
@@ -171,9 +172,17 @@ def check_parameters(functions: Sequence[RewardFunction], columns: Collection[st
                 )
 
 
+def innermost(call: Any) -> Any:
+    """What partials, one in another, are of."""
+    while isinstance(call, functools.partial):
+        call = call.func
+    return call
+
+
 def _check_form(function: RewardFunction) -> None:
     """Refuse what every call would fail of."""
-    call = function.call if inspect.isroutine(function.call) else getattr(function.call, "__call__", None)  # noqa: B004
+    call = innermost(function.call)
+    call = call if inspect.isroutine(call) else getattr(call, "__call__", None)  # noqa: B004
     if inspect.isgeneratorfunction(call) or inspect.isasyncgenfunction(call):
         raise ConfigError(f"reward function {function.name!r} yields its rewards; let it return a list of them")
     parameters = parameters_of(function.call)

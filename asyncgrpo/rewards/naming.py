@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import inspect
 import sys
 from collections.abc import Callable
@@ -10,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from asyncgrpo.rewards.builtin import Builtin
-from asyncgrpo.rewards.functions import RewardFunction, environment_reward
+from asyncgrpo.rewards.functions import RewardFunction, environment_reward, innermost
 from asyncgrpo.rewards.importing import OWN
 from asyncgrpo.rewards.model import RewardModel
 from asyncgrpo.rewards.remote import RemoteReward
@@ -22,9 +21,7 @@ __all__ = ["source_of"]
 def source_of(function: RewardFunction) -> str:
     """`accuracy` of a built-in one, `package.module:name` or `file.py:name` of Python, `environment` of an
     environment's own, the model's name, or `a server`."""
-    call: Any = function.call
-    while isinstance(call, functools.partial):
-        call = call.func
+    call = innermost(function.call)
     if call is environment_reward:
         return OWN
     if isinstance(call, Builtin):

@@ -4,6 +4,8 @@ A probe must be able to fail. After an ordinary small update an engine that igno
 bfloat16 noise, so the probe publishes a model with every tensor perturbed (head included), lets each engine sample, and
 scores the same tokens with the learner's own perturbed model; then does the same for the learner's version. An engine
 that ignores a publish, or keeps its old head, disagrees by nats.
+
+Only engines that are there at the start are probed, not one that failed then and is brought back later.
 """
 
 from __future__ import annotations

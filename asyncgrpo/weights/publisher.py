@@ -161,15 +161,20 @@ class Publisher:
         self._incarnation = incarnation
 
     async def connect(self) -> None:
-        """All members, before their first version. One that fails is told to `on_failed`, as by `load`."""
+        """All members, before their first version. One that fails or is late is told to `on_failed`, as by `load`.
+
+        Raises LearnerError where the learner takes part (nccl) and fails: that is no engine's fault, and ends the run.
+        """
         for seat in [seat for seat in self._seats.values() if seat.is_member]:
+            what = f"preparing {seat.engine.name} for weights"
             try:
-                await self._transport.connect([seat.engine])
-            except EngineError as error:
+                async with deadline(self._timeout, PublishError, what):
+                    await self._transport.connect([seat.engine])
+            except (EngineError, PublishError) as error:
                 if self.on_failed is None:
                     raise
-                what = f"preparing {seat.engine.name} for weights"
-                self.on_failed(seat.engine.name, PublishError(f"{what} failed: {error}"))
+                failure = error if isinstance(error, PublishError) else PublishError(f"{what} failed: {error}")
+                self.on_failed(seat.engine.name, failure)
 
     async def prepare(self, version: int, perturbation: int | None = None) -> Snapshot:
         """Have the transport make it ready. One that was prepared before and is not loaded will never be: the run went

@@ -130,7 +130,10 @@ async def observe(what: Observed, session: Session, engines: Sequence[psutil.Pro
     running.cancel()
     await asyncio.wait({running})
     seconds = end.wall - start.wall
-    steps = np.diff(ends[first:])
+    counted = ends[max(first - 1, 0) :]
+    if len(counted) < 2:
+        raise SystemExit(f"{len(counted)} ends of steps were seen, too few to time one: raise the number of samples")
+    steps = np.diff(counted)
     return {
         "parts": [*what.parts],
         "load": asdict(load),

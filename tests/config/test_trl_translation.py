@@ -170,6 +170,7 @@ def test_a_warm_up_is_of_the_schedule_that_trl_has_by_default(tmp_path: Path) ->
     said = translate({"warmup_steps": 10, "max_steps": 100})
     assert (said.left_out, said.mend) == ({}, [])
     assert said.sections["training"] | {"lr_scheduler_type": "linear", "warmup_steps": 10} == said.sections["training"]
+    assert said.written["training.lr_scheduler_type"] == "linear"
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 import asyncio
 import datetime
+import functools
 import re
 import time
 from collections.abc import Callable
@@ -382,3 +383,27 @@ class Demanding:
 def test_a_step_that_cannot_be_given_the_answer_is_refused(kind: type) -> None:
     with pytest.raises(ConfigError, match=rf"environment {kind.__name__}: step is called as step\(answer\): "):
         make_player(kind)
+
+
+class _Partial(Guessing):
+    def act(self, how: str, answer: Answer) -> Turn:
+        return Turn(done=True, reward=7.0)
+
+    step = functools.partialmethod(act, "kindly")  # type: ignore[assignment]
+
+
+class _Cached:
+    @functools.lru_cache  # noqa: B019
+    def step(self, answer: Any) -> Turn:
+        return Turn(done=True, reward=7.0)
+
+
+class _Static:
+    @staticmethod
+    def step(answer: Answer) -> Turn:
+        return Turn(done=True, reward=7.0)
+
+
+@pytest.mark.parametrize("kind", [_Partial, _Cached, _Static])
+def test_a_step_that_is_no_plain_method_is_taken(kind: type) -> None:
+    make_player(kind)

@@ -195,3 +195,10 @@ def test_a_start_that_was_killed_in_the_middle_of_a_file_is_no_run(tmp_path: Pat
     assert not RunFolder(tmp_path / "run").was_cut_off
     with RunFolder.create(tmp_path / "run") as folder:
         assert not list(folder.path.glob(".*"))
+
+
+def test_how_a_run_goes_on(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path / "run")
+    assert [folder.how_to_go_on(resume) for resume in ("allow", "never")] == [None, None]
+    (folder.checkpoints_dir / "step-00000001").mkdir(parents=True)
+    assert [folder.how_to_go_on(resume) for resume in ("allow", "must", "never")] == [[], [], ["--run.resume=allow"]]

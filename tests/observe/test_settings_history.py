@@ -10,6 +10,7 @@ from asyncgrpo.observe.model_card import write_model_card
 from asyncgrpo.observe.page import facts
 from asyncgrpo.observe.run_folder import RunFolder
 from asyncgrpo.observe.settings_history import Change, read_history, record_changes, take_back_changes
+from asyncgrpo.observe.summary import _changed_lines
 
 BETA = Change("objective.beta", 0.0, 0.1, True)
 AGAIN = Change("objective.beta", 0.1, 0.2, True)
@@ -69,6 +70,21 @@ def test_a_file_that_is_no_history_is_named(folder: RunFolder) -> None:
     folder.settings_file.write_text('{"start": "ab.1"}\n')
     with pytest.raises(RunFolderError, match=r"settings\.jsonl is no history of settings .*; remove it"):
         read_history(folder)
+
+
+@pytest.mark.parametrize("content", [b'{"start": "ab.1"}\n', b"\xff\n", b"[1]\n"])
+def test_who_only_tells_of_it_says_that_it_cannot_be_read(folder: RunFolder, tmp_path: Path, content: bytes) -> None:
+    folder.settings_file.write_bytes(content)
+    (fault,) = take_back_changes(folder, 3)
+    assert fault.startswith(f"{folder.settings_file} is no history of settings (")
+    assert folder.settings_file.read_bytes() == content
+    with pytest.raises(RunFolderError, match="is no history"):
+        record_changes(folder, 5, [BETA])
+    assert facts.settings_text(folder) == f"\nchanged by a resume:\n    not known: {fault}\n"
+    write_model_card(tmp_path, folder, RunConfig(), 8)
+    card = (tmp_path / "README.md").read_text()
+    assert "not known: their history could not be read" in card and str(folder.path) not in card
+    assert _changed_lines(folder) == [f"* Whether a resume changed settings is not known: {fault}."]
 
 
 def test_the_page_shows_all_of_them_below_the_settings(folder: RunFolder) -> None:

@@ -226,6 +226,8 @@ def test_a_stopped_run_says_that_it_goes_on_and_that_nothing_is_lost(tmp_path: P
     assert words in lines
     assert cannot not in lines
     assert any(line.endswith("dropped groups: 4 stale.") for line in lines)
+    other = "* The same command with --run.resume=allow goes on after step 3 (in Python: train() once more, with that "
+    assert other in write_summary(folder, 5, resume="never")
 
 
 def ending(path: Path, rewards: list[float], finish: FinishReason, gradient: float = 0.0) -> str:

@@ -307,6 +307,20 @@ def test_of_a_folder_of_data_files_a_part_is_streamed(tmp_path: Path) -> None:
             b'{"prompt": [{"role": "user", "content": [{"type": "image", "url": "x.png"}]}]}',
             r"row 0: the content of the user message has the dict {'type': 'image'.*, and only text is trained",
         ),
+        *(
+            (
+                "rows.jsonl",
+                b'{"prompt": [{"role": "user", "content": %b}]}' % content,
+                rf"row 0: the content of the user message {fault}",
+            )
+            for content, fault in [
+                (b"[null]", "has the NoneType None, and only text is trained"),
+                (b"[{}]", "has the dict {}, and only text is trained"),
+                (b'[""]', "has the str '', and only text is trained"),
+                (b'[{"type": "text", "text": "a"}, {}]', "has the dict {}, and only text is trained"),
+                (b"[]", r"is empty \(\[\]\)"),
+            ]
+        ),
     ],
 )
 def test_what_would_be_read_as_something_else(tmp_path: Path, name: str, content: bytes, message: str) -> None:

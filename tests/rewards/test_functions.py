@@ -237,6 +237,8 @@ def deaf() -> list[float]:
         (spread, r"'spread' takes '\*everything' by its place"),
         (yields, "'yields' yields its rewards; let it return a list of them"),
         (yields_later, "'yields_later' yields its rewards"),
+        (functools.partial(functools.partial(yields)), "'yields' yields its rewards; let it return a list of them"),
+        (functools.partial(Yields()), "'Yields' yields its rewards"),
         (Yields(), "'Yields' yields its rewards"),
         (deaf, "'deaf' takes no argument; let it name any of prompts, completions, completion_ids, or columns"),
     ],

@@ -1,6 +1,7 @@
 """The order of a publish, and what is left when one fails."""
 
 import asyncio
+import re
 import time
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
@@ -456,3 +457,21 @@ async def test_engines_whose_weights_are_not_replaced_are_not_paused() -> None:
     assert engine.calls == ["start", "update /v7", *LOAD]
     assert (report.paused_seconds, publisher.was_paused("a"), publisher.given("a")) == ({"a": 0.0}, False, "2:7")
     assert "a serves 7" in log
+
+
+@pytest.mark.parametrize(
+    ("bad", "said"),
+    [
+        (RecordingEngine("a", hangs=["init"]), r"preparing a for weights took longer than 0\.2 s"),
+        (RecordingEngine("a", failures={"init": 1}), "preparing a for weights failed: engine a answered 500"),
+    ],
+)
+async def test_an_engine_that_cannot_be_connected_is_told_and_the_others_are(bad: RecordingEngine, said: str) -> None:
+    told: list[tuple[str, PublishError]] = []
+    good = RecordingEngine("b")
+    publisher = Publisher(PathTransport([]), [bad, good], incarnation="run", timeout=0.2)
+    publisher.on_failed = lambda engine, error: told.append((engine, error))
+    await publisher.connect()
+    ((engine, error),) = told
+    assert engine == "a" and re.search(said, str(error))
+    assert good.calls == ["init {}"]

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from asyncgrpo.observe.run_folder import RunFolder
-from asyncgrpo.observe.settings_history import read_history
+from asyncgrpo.observe.settings_history import told_history
 
 __all__ = ["config_text", "settings_text", "state_of", "target_steps"]
 
@@ -50,9 +50,9 @@ def config_text(folder: RunFolder) -> str:
 
 def settings_text(folder: RunFolder) -> str:
     """The same, and below it what resumes have changed, if they have."""
-    lines = [
-        f"    from step {each.first_step} on: {change}" for each in read_history(folder) for change in each.changes
-    ]
+    history, fault = told_history(folder)
+    lines = [f"    from step {each.first_step} on: {change}" for each in history for change in each.changes]
+    lines += [] if fault is None else [f"    not known: {fault}"]
     return config_text(folder) + ("\n".join(["", "changed by a resume:", *lines, ""]) if lines else "")
 
 
