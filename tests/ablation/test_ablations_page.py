@@ -15,6 +15,7 @@ TEXT = (Path(__file__).parents[2] / "docs" / "ablations.md").read_text(encoding=
 BASE = {
     "model": {"path": "m"},
     "data": {"dataset": "d.jsonl"},
+    "evaluation": {"dataset": "held_out.jsonl"},
     "rewards": [{"path": "rewards.py:f"}],
     "engines": {"devices": ["cpu"]},
     "learner": {"mode": "inline", "devices": ["cpu"]},
