@@ -12,6 +12,7 @@ from typing import Any
 import psutil
 import pytest
 
+from asyncgrpo.ablation.findings.check import raw_records
 from asyncgrpo.cli.main import main
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "ablation"))
@@ -36,6 +37,7 @@ def no_report(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, Path]]:
         return (folder / "wrong").read_text().splitlines() if (folder / "wrong").exists() else []
 
     results.report_study, check.check_study = report_study, check_study  # type: ignore[attr-defined]
+    check.raw_records = raw_records  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "asyncgrpo.ablation.findings.results", results)
     monkeypatch.setitem(sys.modules, "asyncgrpo.ablation.findings.check", check)
     return asked
