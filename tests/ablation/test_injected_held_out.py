@@ -17,7 +17,7 @@ def counting(completions: list[str], solution: list[str], **columns: Any) -> lis
 
 @pytest.fixture(scope="module")
 def settings(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    return {**start(tmp_path_factory.mktemp("start")), "evaluation.rewards": ["test_held_out:counting"]}
+    return {**start(tmp_path_factory.mktemp("start")), "evaluation.rewards": [f"{__name__}:counting"]}
 
 
 def evaluated(settings: dict[str, Any], **changes: Any) -> tuple[float, float, int]:
