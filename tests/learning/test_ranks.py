@@ -12,7 +12,7 @@ from learning_cases import GRADIENT_STEPS, make_config, random_groups
 from safetensors.torch import load_file
 
 from asyncgrpo.config import RunConfig
-from asyncgrpo.errors import LearnerError
+from asyncgrpo.errors import UpdatesNotFinite
 from asyncgrpo.learning import protocol
 from asyncgrpo.learning.batching import Shard, make_batch, shards
 from asyncgrpo.learning.client import LearnerClient
@@ -40,7 +40,7 @@ class TwoRanks:
     async def refuse(self, parts: Sequence[Shard]) -> list[str]:
         """What each says of a step that it refuses."""
         answers = await self.train(parts)
-        assert [type(answer) for answer in answers] == [LearnerError, LearnerError]
+        assert [type(answer) for answer in answers] == [UpdatesNotFinite, UpdatesNotFinite]
         return [str(answer).removeprefix(f"learner rank {rank}, train: ") for rank, answer in enumerate(answers)]
 
     async def weights(self, version: int = 0) -> Weights:
