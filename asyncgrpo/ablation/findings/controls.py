@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
 import numpy as np
 
-from asyncgrpo.ablation.design.study import FEWEST_SEEDS, Study
+from asyncgrpo.ablation.design.study import FEWEST_SEEDS
 from asyncgrpo.ablation.findings.cells import Cell, grid, paired, value_of
 from asyncgrpo.ablation.findings.measures import AXES, curve_of
 from asyncgrpo.ablation.findings.statistics import CONFIDENCE, difference, estimate
@@ -92,70 +92,72 @@ def unmatched(cells: Sequence[Cell], horizons: Mapping[str, float | None]) -> di
     return found
 
 
-def notices(study: Study, cells: Sequence[Cell], found: Mapping[str, Any]) -> list[dict[str, str]]:
+Said = tuple[str, str]
+"""Level (`bad` or `warn`) and text of a notice."""
+
+
+def notices(cells: Sequence[Cell], found: Mapping[str, Any]) -> list[dict[str, str]]:
     """What a reader has to know before anything else, worst first. found: `controls` of
-    results, the `changes` of expectations, and how many runs are `over` of those `planned`."""
-    said: list[tuple[str, str]] = []
+    results, the `changes` of the study, and how many runs are `over` of those `planned`."""
+    said = [*_of_the_study(found), *_of_controls(found), *_of_runs(cells)]
+    return [{"level": level, "text": text} for level, text in sorted(said, key=lambda item: item[0] != "bad")]
+
+
+def _of_the_study(found: Mapping[str, Any]) -> Iterator[Said]:
     if found["over"] < found["planned"]:
-        said.append(("bad", f"The study is not over: these are {found['over']} of {found['planned']} runs."))
-    control, twin, scores = found["positive"], found["aa"], found["saturation"]
+        yield "bad", f"The study is not over: these are {found['over']} of {found['planned']} runs."
     if found["rule_refused"]:
-        said.append(("bad", "Collapses cannot be told: scores must be ≥ 0 for a share of the best to mean anything."))
+        yield "bad", "Collapses cannot be told: scores must be ≥ 0 for a share of the best to mean anything."
+    if found["changes"]:
+        yield (
+            "bad",
+            "The study is not as it was before its first run, by which it is judged. "
+            f"Changed: {'; '.join(found['changes'])}.",
+        )
+
+
+def _of_controls(found: Mapping[str, Any]) -> Iterator[Said]:
+    control, twin, scores = found["positive"], found["aa"], found["saturation"]
     if control is None:
-        said.append(("warn", "There is no positive control: nothing shows that this task can tell arms apart."))
+        yield "warn", "There is no positive control: nothing shows that this task can tell arms apart."
     elif not control["holds"]:
-        said.append(
-            (
-                "bad",
-                f"The task is too easy: the positive control ({control['arm']}), which has to collapse, did so in "
-                f"{control['collapsed']} of {control['of']} runs. Seeing no difference here means little.",
-            )
+        yield (
+            "bad",
+            f"The task is too easy: the positive control ({control['arm']}), which has to collapse, did so in "
+            f"{control['collapsed']} of {control['of']} runs. Seeing no difference here means little.",
         )
     if scores["start_is_high"]:
-        said.append(("bad", f"The task is saturated: the score before training is {scores['start']:.2f} already."))
+        yield "bad", f"The task is saturated: the score before training is {scores['start']:.2f} already."
     if scores["all_end_high"]:
-        said.append(("bad", f"The task is saturated: every arm ends at {scores['lowest_final']:.2f} or above."))
+        yield "bad", f"The task is saturated: every arm ends at {scores['lowest_final']:.2f} or above."
     if twin is None:
-        said.append(("warn", "There is no A/A arm: the size of a difference by chance alone was not measured."))
+        yield "warn", "There is no A/A arm: the size of a difference by chance alone was not measured."
     elif twin["differs"]:
-        said.append(
-            (
-                "bad",
-                "The two runs of the A/A arm differ, by the paired t test at 5 %: pairs do not start alike, or it is "
-                "one of the 20 in which chance does that.",
-            )
+        yield (
+            "bad",
+            "The two runs of the A/A arm differ, by the paired t test at 5 %: pairs do not start alike, or it is "
+            "one of the 20 in which chance does that.",
         )
+
+
+def _of_runs(cells: Sequence[Cell]) -> Iterator[Said]:
     seeds = min((len(cell.runs) for cell in cells), default=0)
     if seeds < FEWEST_SEEDS:
-        said.append(("warn", f"Only {seeds} seed{'s' if seeds != 1 else ''}: fewer than {FEWEST_SEEDS} show little."))
-    failed = sum(len(cell.failed) for cell in cells)
-    if failed:
-        said.append(("warn", f"{failed} run{'s' if failed > 1 else ''} failed: see Failures. They are in no figure."))
+        yield "warn", f"Only {seeds} seed{_s(seeds)}: fewer than {FEWEST_SEEDS} show little."
+    if failed := sum(len(cell.failed) for cell in cells):
+        yield "warn", f"{failed} run{_s(failed)} failed: see Failures. They are in no figure."
     if diverged := sum(len(cell.with_status("diverged")) for cell in cells):
-        said.append(("warn", f"{diverged} run{_s(diverged)} diverged: collapsed, with a score of 0 from there on."))
-    stopped = sum(len(set(cell.with_status("stopped_by_guard")) - set(cell.collapsed)) for cell in cells)
-    if stopped:
-        said.append(
-            (
-                "warn",
-                f"{stopped} run{_s(stopped)} stopped by a guard before the budget, not for a collapse: see Failures. "
-                "The last score is held.",
-            )
+        yield "warn", f"{diverged} run{_s(diverged)} diverged: collapsed, with a score of 0 from there on."
+    if stopped := sum(len(set(cell.with_status("stopped_by_guard")) - set(cell.collapsed)) for cell in cells):
+        yield (
+            "warn",
+            f"{stopped} run{_s(stopped)} stopped by a guard before the budget, not for a collapse: see Failures. "
+            "The last score is held.",
         )
-    counts = [
-        len(curve_of(run, "steps")[0]) for cell in cells for run in cell.runs.values() if run.status == "finished"
-    ]
-    if counts and min(counts) < FEWEST_EVALUATIONS:
-        said.append(("warn", f"A run has only {min(counts)} evaluations: areas and collapses are coarse."))
-    if found["changes"]:
-        said.append(
-            (
-                "bad",
-                "Expectations were changed after the first run; judged are those from before it. "
-                f"Changed: {'; '.join(found['changes'])}.",
-            )
-        )
-    return [{"level": level, "text": text} for level, text in sorted(said, key=lambda item: item[0] != "bad")]
+    finished = [run for cell in cells for run in cell.runs.values() if run.status == "finished"]
+    fewest = min((len(curve_of(run, "steps")[0]) for run in finished), default=FEWEST_EVALUATIONS)
+    if fewest < FEWEST_EVALUATIONS:
+        yield "warn", f"A run has only {fewest} evaluations: areas and collapses are coarse."
 
 
 def _s(count: int) -> str:

@@ -111,7 +111,7 @@ def compute(beforehand: Beforehand, runs: Sequence[RecordedRun]) -> dict[str, An
         "runs": provenance.run_rows(cells),
     }
     found = {**results["controls"], "changes": beforehand.changes, "over": len(told), "planned": beforehand.runs}
-    results["notices"] = controls.notices(study, own, found)
+    results["notices"] = controls.notices(own, found)
     plain = plain_values(results)
     return {"answer": answer(plain), **plain}
 

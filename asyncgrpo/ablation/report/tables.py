@@ -176,29 +176,29 @@ def dropped(results: Results) -> str:
     found = results["dropped"]
     if not found:
         return "<p>Nothing can be dropped in this kind of study: every sample that was made was trained.</p>"
-    names = list(dict.fromkeys(name for own in found.values() for name in own))
-    rows = [
-        [text(arm), *(estimate(f"dropped.{arm}.{name}", own[name], ".3g") if name in own else "" for name in names)]
-        for arm, own in found.items()
-    ]
     note = (
         "<p class='dim'>Groups over the whole run. <code>trained_less_generated/tokens</code> below 0: longer samples "
         "were dropped more often, so training saw shorter ones than the policy writes.</p>"
     )
-    return table("Dropped and reissued, mean over runs", ["arm", *names], rows) + note
+    return _by_arm("Dropped and reissued, mean over runs", "dropped", found) + note
 
 
 def overlap(results: Results) -> str:
     found = results["overlap"]
     if not found:
         return "<p>These runs have no engines beside the learner: there is no overlap to gain.</p>"
+    note = "<p class='dim'><code>steps_faster</code>: the baseline's seconds per step over the arm's, by pairs.</p>"
+    return _by_arm("Overlap of generation and training", "overlap", found) + note
+
+
+def _by_arm(title: str, where: str, found: Mapping[str, Mapping[str, Any]]) -> str:
+    """Figures by arm and name; not every arm has every one."""
     names = list(dict.fromkeys(name for own in found.values() for name in own))
     rows = [
-        [text(arm), *(estimate(f"overlap.{arm}.{name}", own[name], ".3g") if name in own else "" for name in names)]
+        [text(arm), *(estimate(f"{where}.{arm}.{name}", own[name], ".3g") if name in own else "" for name in names)]
         for arm, own in found.items()
     ]
-    note = "<p class='dim'><code>steps_faster</code>: the baseline's seconds per step over the arm's, by pairs.</p>"
-    return table("Overlap of generation and training", ["arm", *names], rows) + note
+    return table(title, ["arm", *names], rows)
 
 
 def _part(where: str, part: Mapping[str, Any]) -> str:
